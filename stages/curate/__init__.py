@@ -1,0 +1,1 @@
+"""Stages that bring rows in: loading, cleaning, choosing."""

@@ -1,0 +1,1 @@
+"""Stages that hand rows out: the published dataset."""

@@ -1,0 +1,1 @@
+"""Floor 3: judging an answer."""
