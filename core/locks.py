@@ -1,0 +1,43 @@
+"""Locks between processes. The kernel releases them when their holder dies, so none is ever left behind."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+_POLL_SECONDS = 0.2
+
+
+@contextmanager
+def file_lock(
+    path: Path, *, waiting: Callable[[str], None] | None = None, poll: Callable[[], None] | None = None
+) -> Iterator[None]:
+    """Hold an exclusive lock on `path`, waiting for whoever holds it.
+
+    `waiting` is told once who holds it; `poll` is called while waiting and may raise to give up.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        told = False
+        while True:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if not told and waiting is not None:
+                    holder = os.pread(handle, 64, 0).decode("ascii", "replace").strip()
+                    waiting(holder or "another process")
+                    told = True
+                if poll is not None:
+                    poll()
+                time.sleep(_POLL_SECONDS)
+        os.ftruncate(handle, 0)
+        os.pwrite(handle, f"process {os.getpid()}".encode(), 0)
+        yield
+    finally:
+        os.close(handle)

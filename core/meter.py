@@ -1,0 +1,106 @@
+"""The meter: calls, tokens, seconds and dollars; and the budget that stops a run gracefully."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import astuple, dataclass
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from headwater.core.errors import Stopped
+
+_TOKENS_PER_PRICE = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What some work used. Readings add up."""
+
+    calls: int = 0
+    tokens_in: int = 0
+    tokens_cached: int = 0
+    """Those of `tokens_in` that came out of a prefix cache."""
+    tokens_out: int = 0
+    seconds: float = 0.0
+    """Seconds of waiting for engines, summed over concurrent calls."""
+    dollars: float = 0.0
+
+    def __add__(self, other: Reading) -> Reading:
+        return Reading.from_list([a + b for a, b in zip(self.as_list(), other.as_list(), strict=True)])
+
+    def as_list(self) -> list[float]:
+        return list(astuple(self))
+
+    @classmethod
+    def from_list(cls, values: list[float]) -> Reading:
+        calls, tokens_in, cached, out, seconds, dollars = values
+        return cls(int(calls), int(tokens_in), int(cached), int(out), seconds, dollars)
+
+
+class Price(BaseModel):
+    """Dollars per million tokens."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    input: float = Field(0.0, ge=0)
+    cached: float | None = Field(None, ge=0)
+    """Price of cached input tokens; the input price when not given."""
+    output: float = Field(0.0, ge=0)
+
+    def dollars(self, tokens_in: int, tokens_cached: int, tokens_out: int) -> float:
+        cached = self.input if self.cached is None else self.cached
+        paid = (tokens_in - tokens_cached) * self.input + tokens_cached * cached + tokens_out * self.output
+        return paid / _TOKENS_PER_PRICE
+
+
+class Meter:
+    """Adds up readings from any thread and stops the run once a limit is passed.
+
+    `prices` maps a model name to its price; a model without one costs nothing and is listed in `unpriced`.
+    """
+
+    def __init__(
+        self,
+        prices: Mapping[str, Price] | None = None,
+        *,
+        max_cost: float | None = None,
+        max_tokens: int | None = None,
+    ) -> None:
+        self._prices = dict(prices or {})
+        self._max_cost = max_cost
+        self._max_tokens = max_tokens
+        self._lock = threading.Lock()
+        self._total = Reading()
+        self.unpriced: set[str] = set()
+
+    def price(self, model: str, tokens_in: int, tokens_cached: int, tokens_out: int) -> float:
+        """Dollars of one call to `model`."""
+        if model not in self._prices:
+            self.unpriced.add(model)
+            return 0.0
+        return self._prices[model].dollars(tokens_in, tokens_cached, tokens_out)
+
+    def add(self, reading: Reading) -> None:
+        with self._lock:
+            self._total += reading
+
+    @property
+    def total(self) -> Reading:
+        with self._lock:
+            return self._total
+
+    def check(self) -> None:
+        """Raises Stopped when the budget is spent. Called between calls: what is in flight is kept."""
+        total = self.total
+        if self._max_cost is not None and total.dollars >= self._max_cost:
+            raise Stopped(
+                f"Stopped: ${total.dollars:.4f} spent of at most ${self._max_cost:.4f}; everything finished is kept.",
+                todo="Run again with a higher --max-cost to go on.",
+            )
+        tokens = total.tokens_in + total.tokens_out
+        if self._max_tokens is not None and tokens >= self._max_tokens:
+            raise Stopped(
+                f"Stopped: {tokens:,} tokens used of at most {self._max_tokens:,}; everything finished is kept.",
+                todo="Run again with a higher --max-tokens to go on.",
+            )

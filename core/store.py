@@ -1,0 +1,383 @@
+"""The run store: content-addressed stage outputs.
+
+An output is published in one rename, and believed only if it matches its manifest.
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from headwater.core.errors import PermanentError
+from headwater.core.fingerprint import Fingerprint, canonical_json, differences, sha256_file, sha256_text
+from headwater.core.rows import REJECT_SCHEMA, Reject, conform
+
+if TYPE_CHECKING:
+    import polars as pl
+    import pyarrow as pa
+
+SHARD_ROWS = 100_000
+_ROW_GROUP_ROWS = 20_000
+_MANIFEST = "manifest.json"
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """The folders of a workspace (`.headwater/` by default)."""
+
+    root: Path
+
+    @property
+    def stages(self) -> Path:
+        return self.root / "stages"
+
+    @property
+    def runs(self) -> Path:
+        return self.root / "runs"
+
+    @property
+    def cache(self) -> Path:
+        return self.root / "cache"
+
+    @property
+    def prefect(self) -> Path:
+        return self.root / "prefect"
+
+    def output_path(self, stage: str, fingerprint: Fingerprint) -> Path:
+        return self.stages / f"{stage}-{fingerprint.digest}"
+
+    def journal_path(self, stage: str, fingerprint: Fingerprint) -> Path:
+        return self.stages / ".journals" / f"{stage}-{fingerprint.digest}.sqlite"
+
+    def lock_path(self, stage: str, fingerprint: Fingerprint) -> Path:
+        return self.stages / ".locks" / f"{stage}-{fingerprint.digest}"
+
+
+class StageOutput:
+    """A finished stage output, read lazily."""
+
+    def __init__(self, path: Path, manifest: Mapping[str, Any]) -> None:
+        self.path = path
+        self.manifest = manifest
+
+    @property
+    def rows(self) -> int:
+        """Rows written. A stage may write several rows for one it attempted."""
+        return int(self.manifest["rows"])
+
+    @property
+    def metrics(self) -> dict[str, Any]:
+        metrics: dict[str, Any] = json.loads((self.path / "metrics.json").read_text("utf-8"))
+        return metrics
+
+    @property
+    def content_hash(self) -> str:
+        """Hash of the rows and artifacts: what a stage that reads this output depends on."""
+        return str(self.manifest["content_hash"])
+
+    @property
+    def data_files(self) -> list[Path]:
+        return sorted((self.path / "data").glob("*.parquet"))
+
+    def scan(self) -> pl.LazyFrame:
+        """All rows as a lazy polars frame, in the order they were written."""
+        import polars as pl
+
+        return pl.scan_parquet(self.data_files)
+
+    def read(self) -> pl.DataFrame:
+        """All rows at once; for outputs known to be small."""
+        return self.scan().collect()
+
+    def frames(self, rows: int = 10_000) -> Iterator[pl.DataFrame]:
+        """The rows in frames of at most `rows`, one frame in memory at a time."""
+        yield from _frames(self.data_files, rows)
+
+    def rejects(self) -> pl.DataFrame:
+        import polars as pl
+
+        return pl.read_parquet(sorted((self.path / "rejects").glob("*.parquet")))
+
+    def artifact(self, name: str) -> Path:
+        return self.path / "artifacts" / name
+
+
+def load_output(path: Path) -> StageOutput | None:
+    """The output at `path` if its manifest matches its files byte for byte, else None."""
+    try:
+        manifest = json.loads((path / _MANIFEST).read_text("utf-8"))
+        for name, facts in manifest["files"].items():
+            file = path / name
+            if file.stat().st_size != facts["bytes"] or sha256_file(file) != facts["sha256"]:
+                return None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+    return StageOutput(path, manifest)
+
+
+def set_aside_damaged(path: Path) -> Path | None:
+    """Rename an output that does not match its manifest, so that it can be looked at; None when there is none."""
+    if not path.exists():
+        return None
+    aside = path.with_name(f".damaged-{path.name}-{time.time_ns()}")
+    path.rename(aside)
+    return aside
+
+
+def nearest_difference(stages: Path, stage: str, node: str, fingerprint: Fingerprint) -> list[str]:
+    """Why the newest earlier output of the same node can't be reused: the parts of the fingerprint that differ.
+
+    Empty when there is no earlier output.
+    """
+    newest: tuple[float, Mapping[str, Any]] | None = None
+    for manifest_path in stages.glob(f"{stage}-*/{_MANIFEST}"):
+        try:
+            manifest = json.loads(manifest_path.read_text("utf-8"))
+        except (OSError, ValueError):
+            continue
+        if manifest.get("node") != node:
+            continue
+        made = manifest_path.stat().st_mtime
+        if newest is None or made > newest[0]:
+            newest = (made, manifest["fingerprint"]["parts"])
+    return [] if newest is None else differences(newest[1], fingerprint.parts)
+
+
+class OutputWriter:
+    """Writes one stage output under a temporary name; `publish` makes it real in one rename.
+
+    Counts are kept while writing: `attempted` must equal accepted plus rejected when it is published.
+    """
+
+    def __init__(self, final: Path, schema: pa.Schema, where: str) -> None:
+        self.final = final
+        self.schema = schema
+        self.metrics: dict[str, Any] = {}
+        self._account: tuple[int, int] | None = None
+        self._where = where
+        self._temporary = final.with_name(f".unfinished-{final.name}")
+        shutil.rmtree(self._temporary, ignore_errors=True)
+        for folder in ("data", "rejects", "artifacts"):
+            (self._temporary / folder).mkdir(parents=True)
+        self._data = _Shards(self._temporary / "data", schema)
+        self._rejects = _Shards(self._temporary / "rejects", REJECT_SCHEMA)
+        self.reasons: dict[str, int] = {}
+
+    @property
+    def rows(self) -> int:
+        """Rows written so far."""
+        return self._data.rows
+
+    @property
+    def accepted(self) -> int:
+        """Attempted rows that became data: the rows written, unless the stage accounted for them otherwise."""
+        return self.rows if self._account is None else self._account[1]
+
+    @property
+    def attempted(self) -> int:
+        return self.rows + self.rejected if self._account is None else self._account[0]
+
+    def account(self, *, attempted: int, accepted: int) -> None:
+        """State how many rows were attempted and accepted, when a row in is not just one row out."""
+        self._account = (attempted, accepted)
+
+    @property
+    def rejected(self) -> int:
+        return self._rejects.rows
+
+    def write(self, frame: pl.DataFrame) -> None:
+        """Append accepted rows."""
+        if frame.height:
+            self._data.write(conform(frame, self.schema, self._where))
+
+    def write_rows(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Append accepted rows given as mappings with exactly the declared columns."""
+        import pyarrow as pa
+
+        if not rows:
+            return
+        unknown = {key for row in rows for key in row}.symmetric_difference(self.schema.names)
+        if unknown:
+            raise PermanentError(
+                f"{self._where} wrote rows whose columns differ from its declared schema in {sorted(unknown)}.",
+                todo="Make the stage write every declared column and no other.",
+            )
+        try:
+            self._data.write(pa.Table.from_pylist(list(rows), schema=self.schema))
+        except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+            raise PermanentError(
+                f"{self._where} produced values that don't fit its declared schema: {error}.",
+                todo="Fix the types in the stage or raise its version with a new schema.",
+            ) from error
+
+    def reject(self, rejects: Sequence[Reject]) -> None:
+        """Append rejected rows with their reasons."""
+        import pyarrow as pa
+
+        if not rejects:
+            return
+        for reject in rejects:
+            self.reasons[reject.reason] = self.reasons.get(reject.reason, 0) + 1
+        self._rejects.write(pa.Table.from_pylist([reject.as_row() for reject in rejects], schema=REJECT_SCHEMA))
+
+    def artifact(self, name: str) -> Path:
+        """Where to write an artifact file or folder."""
+        return self._temporary / "artifacts" / name
+
+    def publish(self, fingerprint: Fingerprint, facts: Mapping[str, Any]) -> StageOutput:
+        """Write metrics and manifest, fsync everything, and rename to the final name."""
+        if self.attempted != self.accepted + self.rejected:
+            raise PermanentError(
+                f"{self._where} attempted {self.attempted:,} rows but accounts for {self.accepted:,} accepted and "
+                f"{self.rejected:,} rejected.",
+                todo="Every row must be written or rejected with a reason; this is a fault of the stage.",
+            )
+        self._data.close()
+        self._rejects.close()
+        _write_json(self._temporary / "metrics.json", self.metrics)
+        files = {str(path.relative_to(self._temporary)): _facts(path) for path in _files(self._temporary)}
+        content = {name: fact["sha256"] for name, fact in files.items() if name.startswith(("data/", "artifacts/"))}
+        manifest = {
+            **facts,
+            "fingerprint": {"digest": fingerprint.digest, "parts": fingerprint.parts},
+            "rows": self.rows,
+            "counts": {"attempted": self.attempted, "accepted": self.accepted, "rejected": self.rejected, "owed": 0},
+            "reasons": dict(sorted(self.reasons.items())),
+            "schema": {field.name: str(field.type) for field in self.schema},
+            "content_hash": sha256_text(canonical_json(content)),
+            "files": files,
+        }
+        _write_json(self._temporary / _MANIFEST, manifest)
+        _sync_tree(self._temporary)
+        self._temporary.rename(self.final)
+        _sync_folder(self.final.parent)
+        return StageOutput(self.final, manifest)
+
+    def abandon(self) -> None:
+        """Remove what was written so far (a table stage begins anew; a row stage has its journal)."""
+        shutil.rmtree(self._temporary, ignore_errors=True)
+
+
+class _Shards:
+    """Parquet shards of one schema. At least one shard is written, so that an empty output still has its columns."""
+
+    def __init__(self, folder: Path, schema: pa.Schema) -> None:
+        self._folder = folder
+        self._schema = schema
+        self._writer: Any = None
+        self._shard = 0
+        self._shard_rows = 0
+        self.rows = 0
+
+    def write(self, table: pa.Table) -> None:
+        at = 0
+        while at < table.num_rows:
+            if self._writer is None:
+                self._open()
+            piece = table.slice(at, SHARD_ROWS - self._shard_rows)
+            self._writer.write_table(piece, row_group_size=_ROW_GROUP_ROWS)
+            at += piece.num_rows
+            self._shard_rows += piece.num_rows
+            self.rows += piece.num_rows
+            if self._shard_rows >= SHARD_ROWS:
+                self._finish_shard()
+
+    def close(self) -> None:
+        if self._shard == 0 and self._writer is None:
+            self._open()
+        self._finish_shard()
+
+    def _open(self) -> None:
+        import pyarrow.parquet as pq
+
+        path = self._folder / f"part-{self._shard:05d}.parquet"
+        self._writer = pq.ParquetWriter(path, self._schema, compression="zstd")
+
+    def _finish_shard(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+            self._shard += 1
+            self._shard_rows = 0
+
+
+@contextmanager
+def disk_errors(where: str) -> Iterator[None]:
+    """Turn a full disk into an error that says so; other errors pass."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise PermanentError(
+                f"The disk is full: {where} could not be written ({error.filename or 'no file named'}).",
+                todo="Free some space and run again; everything finished before this is kept.",
+            ) from error
+        raise
+
+
+@functools.cache
+def library_versions() -> dict[str, str]:
+    """Versions of what shapes a stage output; recorded in every manifest, not part of the fingerprint."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    found = {}
+    for name in ("headwater", "polars", "pyarrow", "torch", "transformers", "sae-lens", "datatrove", "vllm"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _write_json(path: Path, value: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(value, indent=1, sort_keys=True) + "\n", "utf-8")
+
+
+def _frames(files: Sequence[Path], rows: int) -> Iterator[pl.DataFrame]:
+    import polars as pl
+    import pyarrow.parquet as pq
+
+    for path in files:
+        with pq.ParquetFile(path) as file:
+            for batch in file.iter_batches(batch_size=rows):
+                frame = pl.from_arrow(batch)
+                assert isinstance(frame, pl.DataFrame)
+                yield frame
+
+
+def _files(root: Path) -> list[Path]:
+    return sorted(path for path in root.rglob("*") if path.is_file())
+
+
+def _facts(path: Path) -> dict[str, Any]:
+    facts: dict[str, Any] = {"bytes": path.stat().st_size, "sha256": sha256_file(path)}
+    if path.suffix == ".parquet":
+        import pyarrow.parquet as pq
+
+        facts["rows"] = pq.read_metadata(path).num_rows
+    return facts
+
+
+def _sync_tree(root: Path) -> None:
+    for path in _files(root):
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+    for folder in sorted({root, *(path for path in root.rglob("*") if path.is_dir())}):
+        _sync_folder(folder)
+
+
+def _sync_folder(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,183 @@
+"""The contract of a stage: a name, a version, a frozen config, declared inputs and output, and one method.
+
+A `TableStage` maps tables to a table; a `RowStage` does slow work for each row. `stages/run.py` runs either.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from headwater.core.errors import Stopped
+from headwater.core.rows import Reject, Row
+
+if TYPE_CHECKING:
+    import threading
+
+    import pyarrow as pa
+
+    from headwater.core.events import EventLog
+    from headwater.core.meter import Meter
+    from headwater.core.store import OutputWriter, StageOutput, Workspace
+    from headwater.llm.registry import EngineConfig
+    from headwater.llm.types import ChatRequest, Completion
+    from headwater.stages.engines import EnginePool
+
+
+def Knob(default: Any, **constraints: Any) -> Any:  # noqa: N802 - reads as a field type, like pydantic's Field
+    """A config field that doesn't change rows (concurrency, timeouts, device): stays out of the fingerprint."""
+    return Field(default, json_schema_extra={"knob": True}, **constraints)
+
+
+class StageConfig(BaseModel):
+    """Base of every stage's config: frozen, and an unknown key is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+def fingerprint_view(config: BaseModel) -> dict[str, Any]:
+    """The config as JSON without its knobs, at every depth."""
+    view = config.model_dump(mode="json")
+    for name, field in type(config).model_fields.items():
+        extra = field.json_schema_extra
+        if isinstance(extra, dict) and extra.get("knob"):
+            del view[name]
+            continue
+        value = getattr(config, name)
+        if isinstance(value, BaseModel):
+            view[name] = fingerprint_view(value)
+    return view
+
+
+@dataclass(frozen=True)
+class StageContext:
+    """What a running stage may use besides its inputs."""
+
+    node: str
+    """The stage's name within its pipeline, such as `features.anchor`."""
+    run_seed: int
+    workspace: Workspace
+    engines: EnginePool
+    meter: Meter
+    events: EventLog
+    stop: threading.Event
+    """Set when the user asked the run to stop."""
+
+    def progress(self, done: int, total: int | None, **fields: Any) -> None:
+        """Report progress, and stop here if the user or the budget asked for it (raises Stopped)."""
+        self.events.progress(self.node, done, total, **fields)
+        self.check()
+
+    def check(self) -> None:
+        """Raises Stopped when the user or the budget asked the run to stop."""
+        if self.stop.is_set():
+            raise Stopped("Stopped as you asked; everything finished is kept.", todo="Run again to go on.")
+        self.meter.check()
+
+    def note(self, text: str) -> None:
+        """Tell the person at the terminal something worth knowing; also kept in events.jsonl."""
+        self.events.emit("note", stage=self.node, text=text)
+
+
+ConfigT = TypeVar("ConfigT", bound=StageConfig)
+
+
+class Stage(ABC, Generic[ConfigT]):
+    """One step of a pipeline. Subclasses set the class variables and implement the one method of their kind."""
+
+    name: ClassVar[str]
+    version: ClassVar[int]
+    """Raised when the same config and inputs give other rows or another schema."""
+    inputs: ClassVar[Mapping[str, Sequence[str]]]
+    """Input name → the columns it must have; checked before anything runs."""
+
+    def __init__(self, config: ConfigT) -> None:
+        self.config = config
+
+    @property
+    @abstractmethod
+    def output(self) -> pa.Schema:
+        """The declared schema of the rows this stage writes."""
+
+    @property
+    def max_reject_share(self) -> float:
+        """The largest share of attempted rows that may be rejected before the stage fails."""
+        return 1.0
+
+    @property
+    def may_be_empty(self) -> bool:
+        """Whether an output without rows is a result rather than a failure."""
+        return False
+
+    def engine_configs(self) -> Mapping[str, EngineConfig]:
+        """The engines the stage uses, by the name it asks for; their identities enter the fingerprint."""
+        return {}
+
+    def external_inputs(self) -> Mapping[str, Any]:
+        """What the stage reads from outside the pipeline, as content hashes or revisions, for the fingerprint."""
+        return {}
+
+    def forecast(self, rows: Mapping[str, int]) -> Forecast:
+        """What the stage would cost, from the row counts of its inputs (forecast themselves, if need be)."""
+        first = next(iter(rows.values()), 0)
+        return Forecast(rows=first)
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """An estimate made before anything is spent."""
+
+    rows: int
+    """Rows that come out."""
+    calls: int = 0
+    tokens_in: int = 0
+    tokens_out: int = 0
+    model: str = ""
+    """The model whose price applies to the tokens."""
+    seconds: float | None = None
+    """Seconds, where the stage knows better than tokens over a measured rate."""
+
+
+class TableStage(Stage[ConfigT]):
+    """Maps tables to a table: read inputs in frames, write frames, reject rows, note metrics."""
+
+    @abstractmethod
+    def run(self, inputs: Mapping[str, StageOutput], out: OutputWriter, context: StageContext) -> None:
+        """Write every attempted row to `out`, accepted or rejected."""
+
+
+class Call(Protocol):
+    """What a row stage may do for one row: ask an engine. What it used is metered and journalled with the row."""
+
+    async def chat(self, request: ChatRequest, engine: str = "engine") -> Completion:
+        """The completion; a failed request raises its typed error."""
+        ...
+
+
+class RowStage(Stage[ConfigT]):
+    """Slow work per row, concurrent and journalled. Its one input is called `rows`."""
+
+    @property
+    def concurrency(self) -> int:
+        """Rows in flight with an engine outside the process."""
+        return 64
+
+    @property
+    def window(self) -> int:
+        """Rows that go together with an engine inside the process. Fixed, because batches decide the last digit."""
+        return 128
+
+    async def open(self, inputs: Mapping[str, StageOutput], context: StageContext) -> None:
+        """Read what every row needs (other inputs); called once before the first row."""
+
+    @abstractmethod
+    async def process(self, row: Row, call: Call) -> Sequence[dict[str, Any]] | Reject:
+        """The rows that `row` becomes (without `id`: it is derived), or why it became none.
+
+        A BadOutput raised here rejects the row; after a TransientError the row is owed and the others go on; any other
+        error ends the stage with everything finished kept.
+        """

@@ -1,0 +1,184 @@
+"""Run one stage: look for its output, otherwise make it under a lock and publish it."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from headwater.core.errors import ConfigError, PermanentError
+from headwater.core.fingerprint import Fingerprint, source_hash
+from headwater.core.locks import file_lock
+from headwater.core.meter import Reading
+from headwater.core.store import (
+    OutputWriter,
+    StageOutput,
+    disk_errors,
+    library_versions,
+    load_output,
+    nearest_difference,
+    set_aside_damaged,
+)
+from headwater.stages.base import RowStage, Stage, StageContext, TableStage, fingerprint_view
+from headwater.stages.engines import EnginePool
+
+_SHOWN_DIFFERENCES = 6
+
+
+@dataclass(frozen=True)
+class StageResult:
+    output: StageOutput
+    reused: bool
+    fingerprint: Fingerprint
+
+
+def fingerprint_of(
+    stage: Stage[Any], inputs: Mapping[str, StageOutput], run_seed: int, engines: EnginePool
+) -> Fingerprint:
+    """The content address of what `stage` makes of `inputs`."""
+    return Fingerprint(
+        {
+            "stage": stage.name,
+            "version": stage.version,
+            "source": source_hash(type(stage).__module__),
+            "config": fingerprint_view(stage.config),
+            "inputs": {name: output.content_hash for name, output in inputs.items()},
+            "external": dict(stage.external_inputs()),
+            "models": {name: engines.identity(config) for name, config in stage.engine_configs().items()},
+            "seed": run_seed,
+        }
+    )
+
+
+def find_output(
+    stage: Stage[Any], inputs: Mapping[str, StageOutput], context: StageContext
+) -> tuple[Fingerprint, StageOutput | None]:
+    """The stage's fingerprint and its finished output, if there is one."""
+    fingerprint = fingerprint_of(stage, inputs, context.run_seed, context.engines)
+    return fingerprint, load_output(context.workspace.output_path(stage.name, fingerprint))
+
+
+def check_columns(stage: Stage[Any], node: str, inputs: Mapping[str, tuple[str, ...]]) -> None:
+    """Raises ConfigError unless every declared input is there with every declared column."""
+    for name, columns in stage.inputs.items():
+        if name not in inputs:
+            raise ConfigError(f"Stage {node!r} has no input {name!r}.", todo="Connect it in the pipeline's graph.")
+        lacking = [column for column in columns if column not in inputs[name]]
+        if lacking:
+            raise ConfigError(
+                f"Stage {node!r} needs the columns {lacking} of its input {name!r}, which has {list(inputs[name])}.",
+                todo="Connect it to a stage that declares them.",
+            )
+
+
+def run_stage(stage: Stage[Any], inputs: Mapping[str, StageOutput], context: StageContext) -> StageResult:
+    """The output of `stage`: reused if its fingerprint is already there, otherwise made and published.
+
+    Two processes that need the same output wait for each other. Raises the stage's own typed errors; whatever was
+    finished before an error is kept.
+    """
+    check_columns(stage, context.node, {name: tuple(output.manifest["schema"]) for name, output in inputs.items()})
+    fingerprint, output = find_output(stage, inputs, context)
+    if output is not None:
+        return _reused(output, fingerprint, context)
+    lock = context.workspace.lock_path(stage.name, fingerprint)
+    with disk_errors(f"stage {context.node}"), file_lock(lock, waiting=_say_waiting(context), poll=context.check):
+        final = context.workspace.output_path(stage.name, fingerprint)
+        output = load_output(final)
+        if output is not None:
+            return _reused(output, fingerprint, context)
+        _explain(stage, fingerprint, context)
+        aside = set_aside_damaged(final)
+        if aside is not None:
+            context.note(f"{final.name} did not match its manifest; it was set aside as {aside.name} and is made anew.")
+        return StageResult(_make(stage, inputs, context, fingerprint), False, fingerprint)
+
+
+def _make(
+    stage: Stage[Any], inputs: Mapping[str, StageOutput], context: StageContext, fingerprint: Fingerprint
+) -> StageOutput:
+    context.events.emit("stage_started", stage=context.node, fingerprint=fingerprint.digest, pid=os.getpid())
+    started, clock = time.time(), time.monotonic()
+    final = context.workspace.output_path(stage.name, fingerprint)
+    out = OutputWriter(final, stage.output, f"Stage {context.node}")
+    reading = Reading()
+    after_publish = None
+    if isinstance(stage, RowStage):
+        from headwater.stages.row_runner import run_rows
+
+        journal = run_rows(stage, inputs, out, context, fingerprint)
+        reading, after_publish = journal.reading(), journal.delete
+    elif isinstance(stage, TableStage):
+        stage.run(inputs, out, context)
+    else:
+        raise TypeError(f"{type(stage).__name__} is neither a TableStage nor a RowStage")
+    _check_outcome(stage, context.node, out)
+    output = out.publish(
+        fingerprint,
+        {
+            "node": context.node,
+            "stage": stage.name,
+            "models": fingerprint.parts["models"],
+            "seed": context.run_seed,
+            "libraries": library_versions(),
+            "started": round(started, 3),
+            "seconds": round(time.monotonic() - clock, 3),
+            "meter": asdict(reading),
+            "parents": {name: given.path.name for name, given in inputs.items()},
+        },
+    )
+    if after_publish is not None:
+        after_publish()
+    context.events.emit(
+        "stage_finished",
+        stage=context.node,
+        reused=False,
+        counts=output.manifest["counts"],
+        seconds=output.manifest["seconds"],
+        output=output.path.name,
+        meter=output.manifest["meter"],
+    )
+    return output
+
+
+def _check_outcome(stage: Stage[Any], node: str, out: OutputWriter) -> None:
+    total = out.accepted + out.rejected
+    reasons = ", ".join(f"{reason} {count:,}" for reason, count in sorted(out.reasons.items(), key=lambda r: -r[1]))
+    if out.accepted == 0 and not stage.may_be_empty:
+        why = f": {total:,} attempted, all rejected ({reasons})" if total else ""
+        raise PermanentError(
+            f"Stage {node} produced no rows{why}.",
+            todo="Look at the reasons; loosen the filter or mend the input: nothing empty is published silently.",
+        )
+    if total and out.rejected / total > stage.max_reject_share:
+        raise PermanentError(
+            f"Stage {node} rejected {out.rejected:,} of {total:,} rows ({reasons}), more than its limit of "
+            f"{stage.max_reject_share:.0%}.",
+            todo="Mend the input, or raise the stage's reject limit in the recipe.",
+        )
+
+
+def _reused(output: StageOutput, fingerprint: Fingerprint, context: StageContext) -> StageResult:
+    context.events.emit(
+        "stage_finished",
+        stage=context.node,
+        reused=True,
+        counts=output.manifest["counts"],
+        seconds=0.0,
+        output=output.path.name,
+        meter=asdict(Reading()),
+    )
+    return StageResult(output, True, fingerprint)
+
+
+def _say_waiting(context: StageContext) -> Any:
+    return lambda holder: context.note(f"waiting for {holder}, which is making the same output")
+
+
+def _explain(stage: Stage[Any], fingerprint: Fingerprint, context: StageContext) -> None:
+    changed = nearest_difference(context.workspace.stages, stage.name, context.node, fingerprint)
+    if changed:
+        more = f" and {len(changed) - _SHOWN_DIFFERENCES} more" if len(changed) > _SHOWN_DIFFERENCES else ""
+        context.note("made anew because of " + "; ".join(changed[:_SHOWN_DIFFERENCES]) + more)
