@@ -82,13 +82,13 @@ def run_stage(stage: Stage[Any], inputs: Mapping[str, StageOutput], context: Sta
     check_columns(stage, context.node, {name: tuple(output.manifest["schema"]) for name, output in inputs.items()})
     fingerprint, output = find_output(stage, inputs, context)
     if output is not None:
-        return _reused(output, fingerprint, context)
+        return reused(output, fingerprint, context)
     lock = context.workspace.lock_path(stage.name, fingerprint)
     with disk_errors(f"stage {context.node}"), file_lock(lock, waiting=_say_waiting(context), poll=context.check):
         final = context.workspace.output_path(stage.name, fingerprint)
         output = load_output(final)
         if output is not None:
-            return _reused(output, fingerprint, context)
+            return reused(output, fingerprint, context)
         _explain(stage, fingerprint, context)
         aside = set_aside_damaged(final)
         if aside is not None:
@@ -160,7 +160,8 @@ def _check_outcome(stage: Stage[Any], node: str, out: OutputWriter) -> None:
         )
 
 
-def _reused(output: StageOutput, fingerprint: Fingerprint, context: StageContext) -> StageResult:
+def reused(output: StageOutput, fingerprint: Fingerprint, context: StageContext) -> StageResult:
+    """The result for an output that was already there; says so in the events."""
     context.events.emit(
         "stage_finished",
         stage=context.node,

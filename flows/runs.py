@@ -1,0 +1,146 @@
+"""The run folder: what one run was asked to do, what it made, and where it stands; all of it read from disk."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from headwater.core.errors import ConfigError
+from headwater.core.store import StageOutput, Workspace, load_output
+
+_STATE = "state.json"
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run folder: `recipe.yaml`, `state.json`, `events.jsonl`, `lineage.json`, `dataset/`, `README.md`, `report.html`."""
+
+    path: Path
+
+    @property
+    def pipeline(self) -> str:
+        return self.path.parent.name
+
+    @property
+    def events_path(self) -> Path:
+        return self.path / "events.jsonl"
+
+    @property
+    def recipe(self) -> dict[str, Any]:
+        recipe: dict[str, Any] = yaml.safe_load((self.path / "recipe.yaml").read_text("utf-8"))
+        return recipe
+
+    @property
+    def state(self) -> dict[str, Any]:
+        state: dict[str, Any] = json.loads((self.path / _STATE).read_text("utf-8"))
+        return state
+
+    @property
+    def status(self) -> str:
+        """`running`, `done`, `failed`, `stopped`, or `killed`: it says running but its process is gone."""
+        state = self.state
+        if state["status"] == "running" and not _alive(state["pid"]):
+            return "killed"
+        return str(state["status"])
+
+    def set_state(self, status: str, **facts: Any) -> None:
+        write_atomically(self.path / _STATE, json.dumps({"status": status, "pid": os.getpid(), **facts}, indent=1))
+
+    @property
+    def lineage(self) -> dict[str, Any]:
+        """Node → its stage output folder, fingerprint and parents; empty before the first stage has finished."""
+        path = self.path / "lineage.json"
+        if not path.exists():
+            return {}
+        lineage: dict[str, Any] = json.loads(path.read_text("utf-8"))
+        return lineage
+
+    def set_lineage(self, lineage: Mapping[str, Any]) -> None:
+        write_atomically(self.path / "lineage.json", json.dumps(lineage, indent=1))
+
+    def output(self, workspace: Workspace, node: str) -> StageOutput:
+        """The finished output of a node of this run."""
+        if node not in self.lineage:
+            raise ConfigError(
+                f"Run {self.pipeline}/{self.path.name} has no finished stage {node!r}.",
+                todo=f"It has: {', '.join(self.lineage) or 'none yet'}.",
+            )
+        output = load_output(workspace.stages / self.lineage[node]["output"])
+        if output is None:
+            raise ConfigError(
+                f"The output of stage {node!r} is gone or damaged.", todo="Run the pipeline again to make it anew."
+            )
+        return output
+
+
+def create_run(workspace: Workspace, pipeline: str, recipe: Mapping[str, Any]) -> Run:
+    """A new run folder named by the time; a name already taken gets a suffix."""
+    stamp = time.strftime("%Y-%m-%dT%H-%M-%S")
+    for suffix in ("", *(f"-{n}" for n in range(2, 1000))):
+        path = workspace.runs / pipeline / f"{stamp}{suffix}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            path.mkdir()
+        except FileExistsError:
+            continue
+        write_atomically(path / "recipe.yaml", yaml.safe_dump(dict(recipe), sort_keys=False, allow_unicode=True))
+        run = Run(path)
+        run.set_state("running", started=time.time())
+        return run
+    raise ConfigError(f"Could not create a run folder under {workspace.runs / pipeline}.")
+
+
+def find_run(workspace: Workspace, name: str | None) -> Run:
+    """The run called `pipeline/time` or `pipeline` (its newest), or the newest of all."""
+    candidates = [path for path in workspace.runs.glob("*/*") if (path / _STATE).exists() and not path.is_symlink()]
+    if name:
+        wanted = name.strip("/")
+        candidates = [
+            path for path in candidates if wanted in (path.parent.name, f"{path.parent.name}/{path.name}", path.name)
+        ]
+    if not candidates:
+        there = sorted({path.parent.name for path in workspace.runs.glob("*/*")})
+        raise ConfigError(
+            f"No run {name!r} in {workspace.runs}." if name else f"No run yet in {workspace.runs}.",
+            todo=f"There are runs of: {', '.join(there)}." if there else "Start one with `pipeline run NAME`.",
+        )
+    return Run(max(candidates, key=lambda path: (path / "recipe.yaml").stat().st_mtime_ns))
+
+
+def link_dataset(run: Run, output: StageOutput) -> None:
+    """Put the dataset's shards into the run folder: hard links where the file system allows, else copies."""
+    folder = run.path / "dataset"
+    folder.mkdir(exist_ok=True)
+    files = output.data_files
+    for i, source in enumerate(files):
+        target = folder / f"train-{i:05d}-of-{len(files):05d}.parquet"
+        target.unlink(missing_ok=True)
+        try:
+            os.link(source, target)
+        except OSError:
+            shutil.copyfile(source, target)
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write a small text file so that a reader sees the old text or the new one, never half of it."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(text, "utf-8")
+    temporary.replace(path)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
