@@ -1,0 +1,161 @@
+"""The texts that fire a feature, cut to spans that end at the peak token, and spans that don't fire it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headwater.core.errors import ConfigError
+from headwater.sae.coverage import Activations
+from headwater.sae.coverage_table import entry_blocks
+
+SPAN_TOKENS = 32
+"""Most tokens in a span, the peak among them."""
+
+TokenTexts = Callable[[int], Sequence[str]]
+"""The own tokens of a row as texts that join to the row's text."""
+
+
+_DOUBLED = re.compile(r"<(?=<)|>(?=>)")
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Up to SPAN_TOKENS tokens of a row; the last one is where the feature peaks, if it fires."""
+
+    row: int
+    value: float
+    """Activation at the last token; 0 for a span that doesn't fire the feature."""
+    tokens: tuple[str, ...]
+
+    @property
+    def text(self) -> str:
+        return "".join(self.tokens)
+
+    @property
+    def marked(self) -> str:
+        """The text with << >> around the last token."""
+        return self.mark(len(self.tokens) - 1)
+
+    def mark(self, index: int) -> str:
+        """The text with << >> around one token, and such signs of the text itself pulled apart.
+
+        The marker leaves out the spaces around a word. A token without text of its own is a later byte of the
+        character before it, so the mark moves there.
+        """
+        while index > 0 and not self.tokens[index]:
+            index -= 1
+        token = self.tokens[index]
+        core = token.strip() or token
+        lead, tail = token[: token.index(core)], token[token.index(core) + len(core) :]
+        before = _without_markers("".join(self.tokens[:index]) + lead)
+        after = _without_markers(tail + "".join(self.tokens[index + 1 :]))
+        # A bracket beside a marker would blur where it begins.
+        before += " " if before.endswith("<") else ""
+        after = f" {after}" if after.startswith(">") else after
+        return f"{before}<<{_without_markers(core)}>>{after}"
+
+
+def collect_spans(
+    activations: Activations,
+    features: Sequence[int] | NDArray[np.int32],
+    token_texts: TokenTexts,
+    *,
+    delta: float = 0.0,
+    n_top: int = 10,
+    n_quantile: int = 0,
+) -> dict[int, list[Span]]:
+    """For each feature the spans of its `n_top` strongest rows, then `n_quantile` from the rest, strongest first.
+
+    The rest (rows that fire the feature above δ) is sampled at even steps of activation rank, from just below the top
+    down to the weakest: explanations from the top alone overstate how narrow a feature is. A row gives one span per
+    feature. A feature that no row fires gets an empty list. Ties go to the earlier row.
+    """
+    order, bounds = _strongest_first(activations, features, delta)
+    spans = {}
+    for number, feature in enumerate(features):
+        entries = order[bounds[number] : bounds[number + 1]]
+        chosen = np.concatenate([entries[:n_top], _even_steps(entries[n_top:], n_quantile)])
+        spans[int(feature)] = [_span_of_entry(activations, int(entry), token_texts) for entry in chosen]
+    return spans
+
+
+def silent_spans(
+    activations: Activations,
+    feature: int,
+    token_texts: TokenTexts,
+    *,
+    like: Sequence[Span],
+    n: int,
+    rng: np.random.Generator,
+) -> list[Span]:
+    """`n` spans, of different rows, from rows in which the feature is nowhere active, not even below δ.
+
+    Each is as long as some span of `like` and ends anywhere in its row, so that neither its length nor a sentence cut
+    short gives it away. Fewer come back when fewer rows are silent.
+    """
+    active = activations.rows_of(np.flatnonzero(activations.features == feature))
+    silent = np.setdiff1d(np.flatnonzero(activations.n_tokens > 0), active)
+    rows = rng.permutation(silent)[:n]
+    lengths = rng.choice([len(span.tokens) for span in like], len(rows)) if like else np.zeros(0, dtype=np.int64)
+    return [_random_window(int(row), int(length), token_texts, rng) for row, length in zip(rows, lengths, strict=True)]
+
+
+def tokens_from_offsets(text: str, offsets: Sequence[tuple[int, int]]) -> list[str]:
+    """A row's text cut at the character offsets (start, end) of its own tokens; the pieces join to that text.
+
+    What lies between two tokens, such as a space that the tokenizer drops, goes to the later one. Of several tokens
+    that share a character the first gets it and the others are empty.
+    """
+    pieces, done = [], offsets[0][0] if offsets else 0
+    for _, end in offsets:
+        pieces.append(text[done : max(done, end)])
+        done = max(done, end)
+    return pieces
+
+
+def _without_markers(text: str) -> str:
+    return _DOUBLED.sub(r"\g<0> ", text)
+
+
+def _strongest_first(
+    activations: Activations, features: Sequence[int] | NDArray[np.int32], delta: float
+) -> tuple[NDArray[np.int64], list[int]]:
+    """Entries of these features above δ, grouped in the features' order, and where each group begins."""
+    place = np.full(activations.width, -1, dtype=np.int64)
+    place[np.asarray(features, dtype=np.int64)] = np.arange(len(features))
+    kept = [np.zeros(0, dtype=np.int64)]
+    for block in entry_blocks(activations.n_entries):
+        wanted = (place[activations.features[block]] >= 0) & (activations.values[block] > delta)
+        kept.append(np.flatnonzero(wanted) + block.start)
+    entries = np.concatenate(kept)
+    group = place[activations.features[entries]]
+    order = np.lexsort((entries, -activations.values[entries], group))
+    return entries[order], np.searchsorted(group[order], np.arange(len(features) + 1)).tolist()
+
+
+def _even_steps(entries: NDArray[np.int64], n: int) -> NDArray[np.int64]:
+    if len(entries) <= n:
+        return entries
+    return entries[np.linspace(0, len(entries) - 1, n).round().astype(np.int64)]
+
+
+def _span_of_entry(activations: Activations, entry: int, token_texts: TokenTexts) -> Span:
+    row, peak = int(activations.rows_of(np.array([entry]))[0]), int(activations.positions[entry])
+    tokens = token_texts(row)
+    if peak >= len(tokens):
+        raise ConfigError(
+            f"Row {row} has {len(tokens)} tokens, but feature {activations.features[entry]} peaks at token {peak}.",
+            todo="Cut the texts with the tokenizer and the length limit that extracted the features.",
+        )
+    return Span(row, float(activations.values[entry]), tuple(tokens[max(0, peak + 1 - SPAN_TOKENS) : peak + 1]))
+
+
+def _random_window(row: int, length: int, token_texts: TokenTexts, rng: np.random.Generator) -> Span:
+    tokens = token_texts(row)
+    end = int(rng.integers(min(length, len(tokens)), len(tokens) + 1))
+    return Span(row, 0.0, tuple(tokens[max(0, end - length) : end]))
