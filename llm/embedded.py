@@ -3,9 +3,9 @@
 The package carries a Q4_1 GGUF file of 98 MB. It is dequantised once into an ordinary transformers folder in the cache,
 so that every engine can load it without a network.
 
-Weights are stored in bfloat16, the type SmolLM2 was trained in: half the disk and loading time of float32, and a float32
-and a bfloat16 engine then compute with the same weights. Rounding the dequantised values costs 0.002 % of the mean
-negative log-likelihood, far below what four bits cost.
+Weights are stored in bfloat16, the type SmolLM2 was trained in: half the disk and loading time of float32, and a
+float32 and a bfloat16 engine then compute with the same weights. Rounding the dequantised values costs 0.002 % of the
+mean negative log-likelihood, far below what four bits cost.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def _save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Pa
     # Dequantised weights are ordinary ones, but the model still says it is quantised, and such a model refuses to save.
     model.hf_quantizer = None
     del model.config.quantization_config
-    # The file names llama.cpp's `smollm` pre-tokenizer, which cuts digits apart first; the GGUF reader only knows GPT-2's.
+    # The file names the `smollm` pre-tokenizer, which cuts digits apart first; the GGUF reader only knows GPT-2's.
     tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Digits(individual_digits=True),

@@ -41,7 +41,7 @@ def model_folder(model: str | Path, *, revision: str | None = None, trust_remote
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of a model folder, by name. Pickled weights can run code when loaded, so they are refused."""
+    """The safetensors files of a model folder, by name; pickled weights can run code when loaded and are refused."""
     if not (folder / "config.json").is_file():
         raise ConfigError(
             f"{folder} is not a transformers model folder: config.json is missing.",
@@ -53,7 +53,7 @@ def weight_files(folder: Path) -> list[Path]:
         what = f"only pickled weights ({', '.join(pickled)})" if pickled else "no weights"
         raise ConfigError(
             f"{folder} holds {what}.",
-            todo="Headwater loads safetensors alone, because a pickle can run code. Convert it once where you trust it: "
+            todo="Only safetensors are loaded, because a pickle can run code. Convert it once where you trust it: "
             "AutoModelForCausalLM.from_pretrained(folder).save_pretrained(new_folder).",
         )
     return found

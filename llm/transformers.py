@@ -1,0 +1,178 @@
+"""The engine that runs a transformers model inside this process, on CPU or GPU: chats, scores and activations."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from headwater.core.errors import ConfigError
+from headwater.llm.chat import ChatFormat
+from headwater.llm.hidden import HiddenBatch, stream_hidden
+from headwater.llm.types import EngineIdentity, Message
+from headwater.llm.weights import files_sha256, model_folder, tokenizer_sha256, weight_files
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+__all__ = ["HiddenBatch", "TransformersEngine"]
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_MAX_BATCH_TOKENS = 4096
+
+
+class TransformersEngine:
+    """A model folder or Hub id, loaded at first use.
+
+    `name` goes into the identity instead of a folder's path; by default the folder's own name. `cache` is a folder
+    where hashes of weight files are remembered. Raises `ConfigError` for a model that is not there, has pickled weights
+    or needs code of its own while `trust_remote_code` is false.
+    """
+
+    batched = True
+
+    def __init__(
+        self,
+        *,
+        model: str | Path,
+        name: str | None = None,
+        engine: str = "transformers",
+        dtype: str = "float32",
+        device: str = "auto",
+        max_batch_tokens: int = _MAX_BATCH_TOKENS,
+        revision: str | None = None,
+        trust_remote_code: bool = False,
+        cache: Path | None = None,
+    ) -> None:
+        if dtype not in DTYPES:
+            raise ConfigError(f"There is no dtype {dtype!r}.", todo=f"Use one of {', '.join(DTYPES)}.")
+        self._asked_for = model
+        self._name = name
+        self._engine = engine
+        self._dtype = dtype
+        self._device = device
+        self._max_batch_tokens = max_batch_tokens
+        self._revision = revision
+        self._trust = trust_remote_code
+        self._cache = cache
+        self._busy = threading.Lock()
+
+    @cached_property
+    def folder(self) -> Path:
+        """The local model folder."""
+        return model_folder(self._asked_for, revision=self._revision, trust_remote_code=self._trust)
+
+    @cached_property
+    def identity(self) -> EngineIdentity:
+        template = self.tokenizer.chat_template or ""
+        is_folder = Path(self._asked_for).expanduser().is_dir()
+        return EngineIdentity(
+            engine=self._engine,
+            model=self._name or (self.folder.resolve().name if is_folder else str(self._asked_for)),
+            revision=files_sha256(weight_files(self.folder), self._cache),
+            tokenizer=tokenizer_sha256(self.folder),
+            chat_template=hashlib.sha256(str(template).encode()).hexdigest(),
+            dtype=self._dtype,
+        )
+
+    @cached_property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        from transformers import AutoTokenizer
+
+        try:
+            return AutoTokenizer.from_pretrained(
+                self.folder, local_files_only=True, trust_remote_code=self._trust, use_fast=True
+            )
+        except (OSError, ValueError) as error:
+            raise self._unloadable("tokenizer", error) from error
+
+    @cached_property
+    def chat_format(self) -> ChatFormat:
+        return ChatFormat(self.tokenizer)
+
+    @cached_property
+    def model(self) -> PreTrainedModel:
+        """The model with its language-model head, in eval mode."""
+        from transformers import AutoModelForCausalLM
+
+        try:
+            with _no_progress_bars():
+                model = AutoModelForCausalLM.from_pretrained(
+                    self.folder,
+                    dtype=DTYPES[self._dtype],
+                    local_files_only=True,
+                    use_safetensors=True,
+                    trust_remote_code=self._trust,
+                )
+        except (OSError, ValueError) as error:
+            raise self._unloadable("model", error) from error
+        return model.to(_device(self._device)).eval()
+
+    def hidden_states(
+        self,
+        conversations: Sequence[Sequence[Message]],
+        layer: int,
+        *,
+        max_tokens: int = 512,
+        roles: Sequence[str] = ("user",),
+    ) -> Iterator[HiddenBatch]:
+        """Activations of the residual stream after block `layer` (0-based), for the own tokens of every conversation.
+
+        The same numbers as `hidden_states[layer + 1]` of transformers, for the last block before the final norm. A
+        conversation's own tokens are those of its messages in `roles`, at most `max_tokens` of them. Tokens that all
+        conversations begin with (a system prompt) are computed once and not returned. Every conversation occurs once.
+        """
+        batches = stream_hidden(
+            self.model,
+            self.chat_format,
+            conversations,
+            layer,
+            roles=roles,
+            max_tokens=max_tokens,
+            max_batch_tokens=self._max_batch_tokens,
+        )
+        while True:
+            with self._busy:
+                batch = next(batches, None)
+            if batch is None:
+                return
+            yield batch
+
+    async def aclose(self) -> None:
+        """Let go of the model."""
+        self.__dict__.pop("model", None)
+
+    def _unloadable(self, what: str, error: Exception) -> ConfigError:
+        return ConfigError(
+            f"The {what} in {self.folder} can't be loaded: {error}",
+            todo="Check that the folder is whole; set trust_remote_code only for code that you have read.",
+        )
+
+
+@contextmanager
+def _no_progress_bars() -> Iterator[None]:
+    """Loading is quick, and the run shows bars of its own."""
+    from transformers.utils import logging
+
+    was_on = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if was_on:
+            logging.enable_progress_bar()
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        return torch.device(name)
+    except RuntimeError as error:
+        raise ConfigError(f"There is no device {name!r}.", todo="Use auto, cpu, cuda or cuda:N.") from error
