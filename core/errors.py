@@ -6,6 +6,8 @@ in a message.
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class HeadwaterError(Exception):
     """What happened, and what to do about it.
@@ -19,6 +21,10 @@ class HeadwaterError(Exception):
         self.what = what
         self.todo = todo
         super().__init__(f"{what} {todo}".strip())
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Survives pickling, as an error raised in a worker process must; the default would lose the keywords."""
+        return _remake, (type(self), str(self), self.__dict__.copy())
 
 
 class TransientError(HeadwaterError):
@@ -41,12 +47,16 @@ class PermanentError(HeadwaterError):
 class BadOutput(HeadwaterError):  # noqa: N818 - the term of the architecture page
     """A reply that is not data: empty, cut at the length limit, error-shaped, unparsable."""
 
-    def __init__(self, what: str, *, reason: str, raw: str = "", todo: str = "") -> None:
+    def __init__(
+        self, what: str, *, reason: str, raw: str = "", todo: str = "", tokens: tuple[int, int, int] = (0, 0, 0)
+    ) -> None:
         super().__init__(what, todo=todo)
         self.reason = reason
         """A reason code in snake_case that goes to the rejects and is counted in the report."""
         self.raw = raw
         """The text as it came, kept in the rejects."""
+        self.tokens = tokens
+        """Tokens in, those of them that were cached, and tokens out: a cut reply is paid for like a good one."""
 
 
 class ConfigError(HeadwaterError):
@@ -59,3 +69,10 @@ class Stopped(HeadwaterError):  # noqa: N818 - not a fault: the user or the budg
     """The user (Ctrl+C, SIGTERM) or the budget stopped the run. Everything finished is kept."""
 
     exit_code = 130
+
+
+def _remake(kind: type[HeadwaterError], message: str, fields: dict[str, Any]) -> HeadwaterError:
+    error = kind.__new__(kind, message)
+    error.args = (message,)
+    error.__dict__.update(fields)
+    return error

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import json
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import orjson
 
@@ -21,17 +24,19 @@ class EventLog:
         self._listeners = listeners
         self._lock = threading.Lock()
         self._last_progress: dict[str, float] = {}
-        self._file = None
+        self._file: BinaryIO | None = None
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = path.open("ab", buffering=0)
+            self._file = path.open("a+b", buffering=0)
+            _end_last_line(self._file)
 
     def emit(self, kind: str, **fields: Any) -> None:
         """Record one event. `kind` is a snake_case word; the other fields must be plain JSON."""
         event = {"time": round(time.time(), 3), "kind": kind, **fields}
+        line = _line(event)
         with self._lock:
             if self._file is not None:
-                self._file.write(orjson.dumps(event) + b"\n")
+                self._write(self._file, line)
         for listener in self._listeners:
             listener(event)
 
@@ -48,6 +53,16 @@ class EventLog:
             self._file.close()
             self._file = None
 
+    @staticmethod
+    def _write(file: BinaryIO, line: bytes) -> None:
+        """One write, so that two processes never mix their lines."""
+        try:
+            file.write(line)
+        except OSError as error:
+            # A full disk is told by the work that needs it; a diary must not end that work, nor hide its error.
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+                raise
+
 
 def read_events(path: Path) -> Iterator[dict[str, Any]]:
     """The events on disk, oldest first."""
@@ -56,6 +71,24 @@ def read_events(path: Path) -> Iterator[dict[str, Any]]:
     with path.open("rb") as file:
         for line in file:
             try:
-                yield orjson.loads(line)
+                event = orjson.loads(line)
             except orjson.JSONDecodeError:
                 continue
+            if isinstance(event, dict):
+                yield event
+
+
+def _line(event: Mapping[str, Any]) -> bytes:
+    try:
+        return orjson.dumps(event) + b"\n"
+    except TypeError:  # a lone surrogate in somebody's error message, or a number type of some library
+        return json.dumps(event, default=str).encode("ascii") + b"\n"
+
+
+def _end_last_line(file: BinaryIO) -> None:
+    """A crash may have cut the last line: what comes next must not be glued to it."""
+    size = file.seek(0, os.SEEK_END)
+    if size:
+        file.seek(size - 1)
+        if file.read(1) != b"\n":
+            file.write(b"\n")

@@ -1,12 +1,14 @@
-"""The row journal: every finished row of a row stage, durable the moment `put` returns.
+"""The row journal: every finished row of a row stage, kept the moment `put` returns.
 
-SQLite in WAL mode: a committed row survives SIGKILL at any instant. One writer at a time (the stage's lock sees to it).
+SQLite in WAL mode: a committed row survives SIGKILL at any instant; a power cut may lose the last rows but damages
+nothing. One writer at a time (the stage's lock sees to it).
 """
 
 from __future__ import annotations
 
+import shutil
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -24,7 +26,10 @@ CREATE TABLE IF NOT EXISTS rows (
     reading BLOB NOT NULL
 ) WITHOUT ROWID
 """
+_INSERT = "INSERT OR IGNORE INTO rows VALUES (?,?,?,?)"
 _LOOKUP_ROWS = 500
+_FULL_BYTES = 1 << 20
+"""With less than this free, a failed write is put down to the disk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +40,8 @@ class Entry:
     """The id of the attempted row."""
     accepted: bool
     rows: list[dict[str, Any]] = field(default_factory=list)
-    """The rows it became when accepted, or one reject row (`core.rows.REJECT_SCHEMA`)."""
+    """The rows it became when accepted, or one reject row (`core.rows.REJECT_SCHEMA`). Plain JSON values; not-a-number
+    and infinities come back as None."""
     reading: Reading = field(default_factory=Reading)
     """What it cost, so that a resumed run still knows the whole bill."""
 
@@ -46,12 +52,13 @@ class Journal:
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path = path
+        self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
         try:
-            self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=NORMAL")
             self._db.execute(_SCHEMA)
         except sqlite3.Error as error:
+            self.close()
             raise _wrapped(error, path) from error
 
     def __enter__(self) -> Self:
@@ -62,16 +69,18 @@ class Journal:
 
     def put(self, entry: Entry) -> None:
         """Keep one row. When this returns, SIGKILL cannot lose it."""
+        packed = _packed(entry)
         try:
-            self._db.execute("INSERT OR IGNORE INTO rows VALUES (?,?,?,?)", _packed(entry))
+            self._db.execute(_INSERT, packed)
         except sqlite3.Error as error:
             raise _wrapped(error, self.path) from error
 
     def put_together(self, entries: Iterable[Entry]) -> None:
         """Keep several rows as one: after a crash either all are there or none."""
+        packed = [_packed(entry) for entry in entries]
         try:
             self._db.execute("BEGIN")
-            self._db.executemany("INSERT OR IGNORE INTO rows VALUES (?,?,?,?)", map(_packed, entries))
+            self._db.executemany(_INSERT, packed)
             self._db.execute("COMMIT")
         except sqlite3.Error as error:
             if self._db.in_transaction:
@@ -80,7 +89,7 @@ class Journal:
 
     def keys(self) -> set[str]:
         """The ids of all rows that need not be done again."""
-        return {key for (key,) in self._db.execute("SELECT key FROM rows")}
+        return {key for (key,) in self._select("SELECT key FROM rows")}
 
     def entries(self, keys: Iterable[str]) -> Iterator[Entry]:
         """The entries of `keys`, in the order given. A key without an entry is skipped: it is still owed."""
@@ -95,7 +104,7 @@ class Journal:
     def reading(self) -> Reading:
         """What all journalled rows cost together."""
         total = Reading()
-        for (reading,) in self._db.execute("SELECT reading FROM rows"):
+        for (reading,) in self._select("SELECT reading FROM rows"):
             total += Reading.from_list(orjson.loads(reading))
         return total
 
@@ -105,8 +114,13 @@ class Journal:
     def delete(self) -> None:
         """Remove the journal once its rows are published."""
         self.close()
-        for suffix in ("", "-wal", "-shm"):
-            self.path.with_name(self.path.name + suffix).unlink(missing_ok=True)
+        delete_journal(self.path)
+
+    def _select(self, query: str, values: Sequence[str] = ()) -> Iterator[Any]:
+        try:
+            yield from self._db.execute(query, values)
+        except sqlite3.Error as error:
+            raise _wrapped(error, self.path) from error
 
     def _lookup(self, keys: list[str]) -> Iterator[Entry]:
         if not keys:
@@ -114,7 +128,7 @@ class Journal:
         marks = ",".join("?" * len(keys))
         found = {
             key: (accepted, payload, reading)
-            for key, accepted, payload, reading in self._db.execute(f"SELECT * FROM rows WHERE key IN ({marks})", keys)
+            for key, accepted, payload, reading in self._select(f"SELECT * FROM rows WHERE key IN ({marks})", keys)
         }
         for key in keys:
             if key in found:
@@ -122,13 +136,25 @@ class Journal:
                 yield Entry(key, bool(accepted), orjson.loads(payload), Reading.from_list(orjson.loads(reading)))
 
 
+def delete_journal(path: Path) -> None:
+    """Remove the journal at `path` with its side files, if it is there."""
+    for suffix in ("", "-wal", "-shm"):
+        path.with_name(path.name + suffix).unlink(missing_ok=True)
+
+
 def _packed(entry: Entry) -> tuple[str, bool, bytes, bytes]:
-    return entry.key, entry.accepted, orjson.dumps(entry.rows), orjson.dumps(entry.reading.as_list())
+    try:
+        payload = orjson.dumps(entry.rows)
+    except TypeError as error:
+        raise PermanentError(
+            f"Row {entry.key} became something that cannot be stored: {error}.",
+            todo="A row stage returns plain JSON values, its text cleaned by core.text.clean_text.",
+        ) from error
+    return entry.key, entry.accepted, payload, orjson.dumps(entry.reading.as_list())
 
 
 def _wrapped(error: sqlite3.Error, path: Path) -> PermanentError:
-    code = getattr(error, "sqlite_errorcode", None)
-    if code == sqlite3.SQLITE_FULL:
+    if _disk_is_full(error, path):
         return PermanentError(
             f"The disk is full: the journal {path.name} could not be written.",
             todo="Free some space and run again; every row already journalled is kept.",
@@ -137,3 +163,11 @@ def _wrapped(error: sqlite3.Error, path: Path) -> PermanentError:
         f"The journal {path} cannot be used: {error}.",
         todo="If it is damaged, move it away and run again; its rows will be made anew.",
     )
+
+
+def _disk_is_full(error: sqlite3.Error, path: Path) -> bool:
+    """SQLite says so itself, except where it only met a failed write of its side files."""
+    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)
+    if code == sqlite3.SQLITE_FULL:
+        return True
+    return bool(code & 0xFF == sqlite3.SQLITE_IOERR) and shutil.disk_usage(path.parent).free < _FULL_BYTES

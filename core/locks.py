@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from headwater.core.errors import ConfigError
+
 _POLL_SECONDS = 0.2
 
 
@@ -36,6 +38,11 @@ def file_lock(
                 if poll is not None:
                     poll()
                 time.sleep(_POLL_SECONDS)
+            except OSError as error:
+                raise ConfigError(
+                    f"The file system of {path.parent} cannot lock files ({error.strerror}).",
+                    todo="Put the workspace on a local disk (--workspace or HEADWATER_HOME).",
+                ) from error
         os.ftruncate(handle, 0)
         os.pwrite(handle, f"process {os.getpid()}".encode(), 0)
         yield

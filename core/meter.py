@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -27,10 +27,17 @@ class Reading:
     dollars: float = 0.0
 
     def __add__(self, other: Reading) -> Reading:
-        return Reading.from_list([a + b for a, b in zip(self.as_list(), other.as_list(), strict=True)])
+        return Reading(
+            self.calls + other.calls,
+            self.tokens_in + other.tokens_in,
+            self.tokens_cached + other.tokens_cached,
+            self.tokens_out + other.tokens_out,
+            self.seconds + other.seconds,
+            self.dollars + other.dollars,
+        )
 
     def as_list(self) -> list[float]:
-        return list(astuple(self))
+        return [self.calls, self.tokens_in, self.tokens_cached, self.tokens_out, self.seconds, self.dollars]
 
     @classmethod
     def from_list(cls, values: list[float]) -> Reading:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
+from headwater.core.fingerprint import canonical_json, sha256_text
 
 
 def derive_seed(run_seed: int, *parts: str | int) -> int:
@@ -10,5 +10,4 @@ def derive_seed(run_seed: int, *parts: str | int) -> int:
 
     Independent of batch order, machine and Python's hash randomisation.
     """
-    text = "\x1f".join([str(run_seed), *map(str, parts)])
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
+    return int(sha256_text(canonical_json([run_seed, *map(str, parts)]))[:16], 16) >> 1

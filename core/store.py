@@ -17,16 +17,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import orjson
+
 from headwater.core.errors import PermanentError
 from headwater.core.fingerprint import Fingerprint, canonical_json, differences, sha256_file, sha256_text
-from headwater.core.rows import REJECT_SCHEMA, Reject, conform
+from headwater.core.rows import REJECT_SCHEMA, Reject, conform, table_of
+from headwater.core.shards import ShardWriter, read_frames
 
 if TYPE_CHECKING:
     import polars as pl
     import pyarrow as pa
 
-SHARD_ROWS = 100_000
-_ROW_GROUP_ROWS = 20_000
 _MANIFEST = "manifest.json"
 
 
@@ -86,7 +87,8 @@ class StageOutput:
 
     @property
     def data_files(self) -> list[Path]:
-        return sorted((self.path / "data").glob("*.parquet"))
+        """The shards the manifest knows, in order."""
+        return self._files("data/")
 
     def scan(self) -> pl.LazyFrame:
         """All rows as a lazy polars frame, in the order they were written."""
@@ -98,23 +100,28 @@ class StageOutput:
         """All rows at once; for outputs known to be small."""
         return self.scan().collect()
 
-    def frames(self, rows: int = 10_000) -> Iterator[pl.DataFrame]:
-        """The rows in frames of at most `rows`, one frame in memory at a time."""
-        yield from _frames(self.data_files, rows)
+    def frames(self, rows: int = 10_000, columns: Sequence[str] | None = None) -> Iterator[pl.DataFrame]:
+        """The rows in frames of at most `rows`, one frame in memory at a time; only `columns` of them if given."""
+        yield from read_frames(self.data_files, rows, columns)
 
     def rejects(self) -> pl.DataFrame:
         import polars as pl
 
-        return pl.read_parquet(sorted((self.path / "rejects").glob("*.parquet")))
+        return pl.read_parquet(self._files("rejects/"))
 
     def artifact(self, name: str) -> Path:
         return self.path / "artifacts" / name
 
+    def _files(self, folder: str) -> list[Path]:
+        return [self.path / name for name in sorted(self.manifest["files"]) if name.startswith(folder)]
+
 
 def load_output(path: Path) -> StageOutput | None:
-    """The output at `path` if its manifest matches its files byte for byte, else None."""
+    """The output at `path` if its manifest matches its files byte for byte, none missing and none added; else None."""
     try:
         manifest = json.loads((path / _MANIFEST).read_text("utf-8"))
+        if {str(file.relative_to(path)) for file in _files(path)} != {*manifest["files"], _MANIFEST}:
+            return None
         for name, facts in manifest["files"].items():
             file = path / name
             if file.stat().st_size != facts["bytes"] or sha256_file(file) != facts["sha256"]:
@@ -139,17 +146,18 @@ def nearest_difference(stages: Path, stage: str, node: str, fingerprint: Fingerp
     Empty when there is no earlier output.
     """
     newest: tuple[float, Mapping[str, Any]] | None = None
-    for manifest_path in stages.glob(f"{stage}-*/{_MANIFEST}"):
+    for path in stages.glob(f"{stage}-*/{_MANIFEST}"):
         try:
-            manifest = json.loads(manifest_path.read_text("utf-8"))
-        except (OSError, ValueError):
-            continue
-        if manifest.get("node") != node:
-            continue
-        made = manifest_path.stat().st_mtime
-        if newest is None or made > newest[0]:
-            newest = (made, manifest["fingerprint"]["parts"])
-    return [] if newest is None else differences(newest[1], fingerprint.parts)
+            manifest, made = json.loads(path.read_text("utf-8")), path.stat().st_mtime
+            if manifest["node"] == node and (newest is None or made > newest[0]):
+                newest = (made, manifest["fingerprint"])
+        except (OSError, ValueError, KeyError, TypeError):
+            continue  # what is no manifest of ours explains nothing
+    return [] if newest is None else differences(_explained(newest[1]), _explained(fingerprint.as_json()))
+
+
+def _explained(fingerprint: Mapping[str, Any]) -> dict[str, Any]:
+    return {"scheme": fingerprint.get("scheme"), **fingerprint["parts"]}
 
 
 class OutputWriter:
@@ -168,8 +176,8 @@ class OutputWriter:
         shutil.rmtree(self._temporary, ignore_errors=True)
         for folder in ("data", "rejects", "artifacts"):
             (self._temporary / folder).mkdir(parents=True)
-        self._data = _Shards(self._temporary / "data", schema)
-        self._rejects = _Shards(self._temporary / "rejects", REJECT_SCHEMA)
+        self._data = ShardWriter(self._temporary / "data", schema)
+        self._rejects = ShardWriter(self._temporary / "rejects", REJECT_SCHEMA)
         self.reasons: dict[str, int] = {}
 
     @property
@@ -201,33 +209,15 @@ class OutputWriter:
 
     def write_rows(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Append accepted rows given as mappings with exactly the declared columns."""
-        import pyarrow as pa
-
-        if not rows:
-            return
-        unknown = {key for row in rows for key in row}.symmetric_difference(self.schema.names)
-        if unknown:
-            raise PermanentError(
-                f"{self._where} wrote rows whose columns differ from its declared schema in {sorted(unknown)}.",
-                todo="Make the stage write every declared column and no other.",
-            )
-        try:
-            self._data.write(pa.Table.from_pylist(list(rows), schema=self.schema))
-        except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
-            raise PermanentError(
-                f"{self._where} produced values that don't fit its declared schema: {error}.",
-                todo="Fix the types in the stage or raise its version with a new schema.",
-            ) from error
+        if rows:
+            self._data.write(table_of(rows, self.schema, self._where))
 
     def reject(self, rejects: Sequence[Reject]) -> None:
         """Append rejected rows with their reasons."""
-        import pyarrow as pa
-
-        if not rejects:
-            return
         for reject in rejects:
             self.reasons[reject.reason] = self.reasons.get(reject.reason, 0) + 1
-        self._rejects.write(pa.Table.from_pylist([reject.as_row() for reject in rejects], schema=REJECT_SCHEMA))
+        if rejects:
+            self._rejects.write(table_of([reject.as_row() for reject in rejects], REJECT_SCHEMA, self._where))
 
     def artifact(self, name: str) -> Path:
         """Where to write an artifact file or folder."""
@@ -243,12 +233,13 @@ class OutputWriter:
             )
         self._data.close()
         self._rejects.close()
+        self._check_ids()
         _write_json(self._temporary / "metrics.json", self.metrics)
         files = {str(path.relative_to(self._temporary)): _facts(path) for path in _files(self._temporary)}
         content = {name: fact["sha256"] for name, fact in files.items() if name.startswith(("data/", "artifacts/"))}
         manifest = {
             **facts,
-            "fingerprint": {"digest": fingerprint.digest, "parts": fingerprint.parts},
+            "fingerprint": fingerprint.as_json(),
             "rows": self.rows,
             "counts": {"attempted": self.attempted, "accepted": self.accepted, "rejected": self.rejected, "owed": 0},
             "reasons": dict(sorted(self.reasons.items())),
@@ -264,50 +255,31 @@ class OutputWriter:
 
     def abandon(self) -> None:
         """Remove what was written so far (a table stage begins anew; a row stage has its journal)."""
+        self._data.abandon()
+        self._rejects.abandon()
         shutil.rmtree(self._temporary, ignore_errors=True)
 
+    def keep_rejects(self) -> Path:
+        """Keep the rejected rows of an output that is not to be published, to be looked at; returns their folder."""
+        self._rejects.close()
+        kept = self.final.with_name(f".failed-{self.final.name}")
+        shutil.rmtree(kept, ignore_errors=True)
+        (self._temporary / "rejects").rename(kept)
+        return kept
 
-class _Shards:
-    """Parquet shards of one schema. At least one shard is written, so that an empty output still has its columns."""
+    def _check_ids(self) -> None:
+        """Every row has an id of its own: a stage that reads this output keeps its journal by it."""
+        import polars as pl
 
-    def __init__(self, folder: Path, schema: pa.Schema) -> None:
-        self._folder = folder
-        self._schema = schema
-        self._writer: Any = None
-        self._shard = 0
-        self._shard_rows = 0
-        self.rows = 0
-
-    def write(self, table: pa.Table) -> None:
-        at = 0
-        while at < table.num_rows:
-            if self._writer is None:
-                self._open()
-            piece = table.slice(at, SHARD_ROWS - self._shard_rows)
-            self._writer.write_table(piece, row_group_size=_ROW_GROUP_ROWS)
-            at += piece.num_rows
-            self._shard_rows += piece.num_rows
-            self.rows += piece.num_rows
-            if self._shard_rows >= SHARD_ROWS:
-                self._finish_shard()
-
-    def close(self) -> None:
-        if self._shard == 0 and self._writer is None:
-            self._open()
-        self._finish_shard()
-
-    def _open(self) -> None:
-        import pyarrow.parquet as pq
-
-        path = self._folder / f"part-{self._shard:05d}.parquet"
-        self._writer = pq.ParquetWriter(path, self._schema, compression="zstd")
-
-    def _finish_shard(self) -> None:
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = None
-            self._shard += 1
-            self._shard_rows = 0
+        if "id" not in self.schema.names:
+            return
+        ids = pl.scan_parquet(sorted((self._temporary / "data").glob("*.parquet"))).select("id")
+        twice = ids.group_by("id").len().filter(pl.col("len") > 1).sort("id").head(1).collect(engine="streaming")
+        if twice.height:
+            raise PermanentError(
+                f"{self._where} wrote the id {twice['id'][0]} {twice['len'][0]} times.",
+                todo="Give every row an id of its own with core.rows.row_id (stage, parent ids, sample index).",
+            )
 
 
 @contextmanager
@@ -339,19 +311,9 @@ def library_versions() -> dict[str, str]:
 
 
 def _write_json(path: Path, value: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(value, indent=1, sort_keys=True) + "\n", "utf-8")
-
-
-def _frames(files: Sequence[Path], rows: int) -> Iterator[pl.DataFrame]:
-    import polars as pl
-    import pyarrow.parquet as pq
-
-    for path in files:
-        with pq.ParquetFile(path) as file:
-            for batch in file.iter_batches(batch_size=rows):
-                frame = pl.from_arrow(batch)
-                assert isinstance(frame, pl.DataFrame)
-                yield frame
+    """Indented, sorted keys; numpy numbers are numbers, not-a-number and infinities are null."""
+    options = orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS | orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
+    path.write_bytes(orjson.dumps(value, option=options | orjson.OPT_APPEND_NEWLINE))
 
 
 def _files(root: Path) -> list[Path]:

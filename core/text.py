@@ -23,8 +23,12 @@ def clean_text(text: str) -> tuple[str, bool]:
 
 
 def normalise(text: str) -> str:
-    """NFKC, lower case, single spaces: the form in which two texts are called equal."""
-    return _SPACES.sub(" ", unicodedata.normalize("NFKC", text)).strip().lower()
+    """NFKC, lower case, single spaces: the form in which two texts are called equal.
+
+    Normalised again after lowering, because a capital may lack the composed form that its small letter has.
+    """
+    lowered = unicodedata.normalize("NFKC", text).lower()
+    return _SPACES.sub(" ", unicodedata.normalize("NFKC", lowered)).strip()
 
 
 def words(text: str) -> list[str]:
