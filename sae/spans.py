@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,17 +20,18 @@ TokenTexts = Callable[[int], Sequence[str]]
 """The own tokens of a row as texts that join to the row's text."""
 
 
-_DOUBLED = re.compile(r"<(?=<)|>(?=>)")
-
-
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Up to SPAN_TOKENS tokens of a row; the last one is where the feature peaks, if it fires."""
+    """Up to SPAN_TOKENS tokens of a row."""
 
     row: int
     value: float
-    """Activation at the last token; 0 for a span that doesn't fire the feature."""
+    """Activation at the peak; 0 for a span that doesn't fire the feature."""
     tokens: tuple[str, ...]
+    start: int
+    """Where the first token stands among the row's own tokens."""
+    peak: int
+    """Index in `tokens` of the peak; in a span that doesn't fire the feature, of the last token."""
 
     @property
     def text(self) -> str:
@@ -38,8 +39,8 @@ class Span:
 
     @property
     def marked(self) -> str:
-        """The text with << >> around the last token."""
-        return self.mark(len(self.tokens) - 1)
+        """The text with << >> around the peak."""
+        return self.mark(self.peak)
 
     def mark(self, index: int) -> str:
         """The text with << >> around one token, and such signs of the text itself pulled apart.
@@ -58,6 +59,14 @@ class Span:
         before += " " if before.endswith("<") else ""
         after = f" {after}" if after.startswith(">") else after
         return f"{before}<<{_without_markers(core)}>>{after}"
+
+    def marked_elsewhere(self, rng: np.random.Generator) -> str | None:
+        """The text with << >> around a random token that isn't the peak and reads differently; None without one."""
+        peak = self.tokens[self.peak].strip().casefold()
+        others = [
+            index for index, token in enumerate(self.tokens) if token.strip() and token.strip().casefold() != peak
+        ]
+        return self.mark(int(rng.choice(others))) if others else None
 
 
 def collect_spans(
@@ -82,6 +91,17 @@ def collect_spans(
         chosen = np.concatenate([entries[:n_top], _even_steps(entries[n_top:], n_quantile)])
         spans[int(feature)] = [_span_of_entry(activations, int(entry), token_texts) for entry in chosen]
     return spans
+
+
+def moved(span: Span, token_texts: TokenTexts, rng: np.random.Generator) -> Span:
+    """The same peak in a window of up to SPAN_TOKENS tokens that begins at a random token at or before it.
+
+    Spans end with the peak, so where a mark stands would tell whether it is the right one; here it doesn't.
+    """
+    tokens = token_texts(span.row)
+    peak = span.start + span.peak
+    start = int(rng.integers(max(0, peak + 1 - SPAN_TOKENS), min(peak, max(0, len(tokens) - SPAN_TOKENS)) + 1))
+    return replace(span, tokens=tuple(tokens[start : start + SPAN_TOKENS]), start=start, peak=peak - start)
 
 
 def silent_spans(
@@ -118,6 +138,9 @@ def tokens_from_offsets(text: str, offsets: Sequence[tuple[int, int]]) -> list[s
     return pieces
 
 
+_DOUBLED = re.compile(r"<(?=<)|>(?=>)")
+
+
 def _without_markers(text: str) -> str:
     return _DOUBLED.sub(r"\g<0> ", text)
 
@@ -152,10 +175,12 @@ def _span_of_entry(activations: Activations, entry: int, token_texts: TokenTexts
             f"Row {row} has {len(tokens)} tokens, but feature {activations.features[entry]} peaks at token {peak}.",
             todo="Cut the texts with the tokenizer and the length limit that extracted the features.",
         )
-    return Span(row, float(activations.values[entry]), tuple(tokens[max(0, peak + 1 - SPAN_TOKENS) : peak + 1]))
+    start = max(0, peak + 1 - SPAN_TOKENS)
+    return Span(row, float(activations.values[entry]), tuple(tokens[start : peak + 1]), start, peak - start)
 
 
 def _random_window(row: int, length: int, token_texts: TokenTexts, rng: np.random.Generator) -> Span:
     tokens = token_texts(row)
-    end = int(rng.integers(min(length, len(tokens)), len(tokens) + 1))
-    return Span(row, 0.0, tuple(tokens[max(0, end - length) : end]))
+    start = int(rng.integers(0, max(0, len(tokens) - length) + 1))
+    window = tuple(tokens[start : start + length])
+    return Span(row, 0.0, window, start, len(window) - 1)

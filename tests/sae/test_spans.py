@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from headwater.core.errors import ConfigError
 from headwater.sae.coverage import Activations
-from headwater.sae.spans import SPAN_TOKENS, Span, collect_spans, silent_spans, tokens_from_offsets
+from headwater.sae.spans import SPAN_TOKENS, Span, collect_spans, moved, silent_spans, tokens_from_offsets
 
 ROWS = [[f" w{row}.{token}" for token in range(40)] for row in range(12)]
 
@@ -33,16 +33,20 @@ TABLE = activations_of(
 )
 
 
+def span(*tokens: str) -> Span:
+    return Span(0, 1.0, tokens, 0, len(tokens) - 1)
+
+
 def texts(row: int) -> list[str]:
     return ROWS[row]
 
 
 def test_a_span_ends_with_the_peak_token_and_holds_at_most_32() -> None:
-    [span] = collect_spans(TABLE, [2], texts, n_top=1)[2]
-    assert span.tokens == tuple(ROWS[1][4:36])
-    assert len(span.tokens) == SPAN_TOKENS
-    assert span.tokens[-1] == " w1.35"
-    assert (span.row, span.value) == (1, 9.0)
+    [top] = collect_spans(TABLE, [2], texts, n_top=1)[2]
+    assert top.tokens == tuple(ROWS[1][4:36])
+    assert len(top.tokens) == SPAN_TOKENS
+    assert top.tokens[-1] == " w1.35"
+    assert (top.row, top.value, top.start, top.peak) == (1, 9.0, 4, 31)
 
 
 def test_a_peak_at_the_first_token_gives_a_span_of_one() -> None:
@@ -95,7 +99,7 @@ def test_silent_spans_come_from_rows_without_the_feature() -> None:
 
 
 def test_silent_spans_are_as_long_as_asked_and_end_anywhere() -> None:
-    like = [Span(0, 1.0, ("a",) * 10)]
+    like = [span(*"abcdefghij")]
     draws = [silent_spans(TABLE, 1, texts, like=like, n=11, rng=np.random.default_rng(seed)) for seed in range(60)]
     spans = [span for draw in draws for span in draw]
     assert {len(span.tokens) for span in spans} == {10}
@@ -109,26 +113,26 @@ def test_too_few_silent_rows_give_fewer_spans() -> None:
 
 
 def test_the_marker_embraces_the_peak_and_not_the_space_before_it() -> None:
-    assert Span(0, 1.0, ("I", " like", " wool")).marked == "I like <<wool>>"
-    assert Span(0, 1.0, ("I", " like", " wool")).mark(1) == "I <<like>> wool"
-    assert Span(0, 1.0, ("end", "\n")).marked == "end<<\n>>"
+    assert span("I", " like", " wool").marked == "I like <<wool>>"
+    assert span("I", " like", " wool").mark(1) == "I <<like>> wool"
+    assert span("end", "\n").marked == "end<<\n>>"
 
 
 def test_markers_of_the_text_itself_are_pulled_apart() -> None:
-    marked = Span(0, 1.0, ("16-3=", "<<16-3=13>>", "13", " eggs>>")).mark(2)
+    marked = span("16-3=", "<<16-3=13>>", "13", " eggs>>").mark(2)
     assert marked == "16-3=< <16-3=13> ><<13>> eggs> >"
-    assert Span(0, 1.0, ("a <", "b", "> c")).mark(1) == "a < <<b>> > c"
+    assert span("a <", "b", "> c").mark(1) == "a < <<b>> > c"
 
 
 @given(st.lists(st.text(alphabet="ab <>\n", max_size=4), min_size=1, max_size=8), st.data())
 def test_there_is_always_exactly_one_pair_of_markers(tokens: list[str], data: st.DataObject) -> None:
-    marked = Span(0, 1.0, tuple(tokens)).mark(data.draw(st.integers(0, len(tokens) - 1)))
+    marked = span(*tokens).mark(data.draw(st.integers(0, len(tokens) - 1)))
     assert marked.count("<<") == marked.count(">>") == 1
     assert marked.index("<<") < marked.index(">>")
 
 
 def test_a_peak_on_a_later_byte_of_a_character_marks_the_character() -> None:
-    assert Span(0, 1.0, ("so ", "🦆", "", "")).marked == "so <<🦆>>"
+    assert span("so ", "🦆", "", "").marked == "so <<🦆>>"
 
 
 def test_offsets_cut_a_text_into_pieces_that_join_to_it() -> None:
@@ -149,3 +153,24 @@ def test_offsets_of_a_real_tokenizer_join_to_the_text() -> None:
     pieces = tokens_from_offsets(corpus[0] + " 🐦", encoded.offsets)
     assert "".join(pieces) == corpus[0] + " 🐦"
     assert len(pieces) == len(encoded.ids)
+
+
+def test_a_moved_span_keeps_its_peak_and_shows_what_follows() -> None:
+    [top] = collect_spans(TABLE, [2], texts, n_top=1)[2]
+    windows = [moved(top, texts, np.random.default_rng(seed)) for seed in range(80)]
+    assert {window.tokens[window.peak] for window in windows} == {" w1.35"}
+    assert {len(window.tokens) for window in windows} == {SPAN_TOKENS}
+    assert {window.start for window in windows} == set(range(4, 9))
+    assert all(window.tokens == tuple(ROWS[1][window.start :][:SPAN_TOKENS]) for window in windows)
+
+
+def test_a_span_of_a_short_row_moves_to_the_whole_row() -> None:
+    short = Span(5, 1.0, ("a", "b"), 0, 1)
+    assert moved(short, lambda row: ["a", "b", "c"], np.random.default_rng(0)).tokens == ("a", "b", "c")
+
+
+def test_a_mark_elsewhere_never_falls_on_the_peak_or_its_like() -> None:
+    whole = Span(0, 1.0, ("Duck", " and", " goose", "\n", " duck"), 0, 4)
+    marks = {whole.marked_elsewhere(np.random.default_rng(seed)) for seed in range(30)}
+    assert marks == {"Duck <<and>> goose\n duck", "Duck and <<goose>>\n duck"}
+    assert span("duck", " Duck").marked_elsewhere(np.random.default_rng(0)) is None
