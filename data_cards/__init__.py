@@ -1,1 +1,1 @@
-"""Floor 3: describing a dataset, as a Hub data card and as a static HTML report."""
+"""Floor 3: describing a dataset. The data card for the Hub, and the report for a person, from plain frozen values."""
