@@ -93,6 +93,17 @@ def collect_spans(
     return spans
 
 
+def contrast(
+    activations: Activations, feature: int, spans: Sequence[Span], token_texts: TokenTexts, *, rng: np.random.Generator
+) -> tuple[list[Span], list[Span]]:
+    """Active and silent texts to score an explanation with, that differ in nothing but the feature.
+
+    The active ones are `spans`, moved; the silent ones are as many, or as there are silent rows.
+    """
+    active = [moved(span, token_texts, rng) for span in spans]
+    return active, silent_spans(activations, feature, token_texts, like=active, n=len(active), rng=rng)
+
+
 def moved(span: Span, token_texts: TokenTexts, rng: np.random.Generator) -> Span:
     """The same peak in a window of up to SPAN_TOKENS tokens that begins at a random token at or before it.
 

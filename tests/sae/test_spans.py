@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from headwater.core.errors import ConfigError
 from headwater.sae.coverage import Activations
-from headwater.sae.spans import SPAN_TOKENS, Span, collect_spans, moved, silent_spans, tokens_from_offsets
+from headwater.sae.spans import SPAN_TOKENS, Span, collect_spans, contrast, moved, silent_spans, tokens_from_offsets
 
 ROWS = [[f" w{row}.{token}" for token in range(40)] for row in range(12)]
 
@@ -174,3 +174,12 @@ def test_a_mark_elsewhere_never_falls_on_the_peak_or_its_like() -> None:
     marks = {whole.marked_elsewhere(np.random.default_rng(seed)) for seed in range(30)}
     assert marks == {"Duck <<and>> goose\n duck", "Duck and <<goose>>\n duck"}
     assert span("duck", " Duck").marked_elsewhere(np.random.default_rng(0)) is None
+
+
+def test_contrasting_texts_are_equally_many_equally_long_and_of_different_rows() -> None:
+    spans = collect_spans(TABLE, [2], texts)[2]
+    active, silent = contrast(TABLE, 2, spans, texts, rng=np.random.default_rng(1))
+    assert [window.row for window in active] == [span.row for span in spans]
+    assert {len(window.tokens) for window in active + silent} == {SPAN_TOKENS}
+    assert len(silent) == len(active) == 5
+    assert not {window.row for window in silent} & {window.row for window in active}
