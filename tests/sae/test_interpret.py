@@ -29,26 +29,7 @@ from headwater.sae.interpret import (
 from headwater.sae.interpret_replies import Label, parse_active, parse_explanation, parse_label
 from headwater.sae.spans import Span, collect_spans, contrast
 
-WORDS = [
-    "the",
-    "old",
-    "ferry",
-    "boat",
-    "waits",
-    "near",
-    "a",
-    "quiet",
-    "harbour",
-    "while",
-    "rain",
-    "falls",
-    "on",
-    "grey",
-    "wool",
-    "coats",
-    "and",
-    "bread",
-]
+WORDS = ["the", "old", "ferry", "waits", "near", "a", "quiet", "harbour", "while", "rain", "falls", "on", "wool"]
 
 
 class RuleJudge:
@@ -350,24 +331,10 @@ def test_unreadable_numbers_are_refused_with_their_reason(reply: str, reason: st
     assert caught.value.reason == reason
 
 
-PIECES = st.sampled_from(
-    [
-        "VERDICT",
-        "verdict:",
-        "VERDICT: ",
-        "yes",
-        "no",
-        "maybe",
-        "probably",
-        "CONCEPT: ",
-        "ACTIVE: ",
-        "none",
-        "1",
-        ", ",
-        "7",
-    ]
-    + ["\n", "```", "**", " ", "<think>", "</think>", "[[", "]]", "not ", "-", "."]
-)
+ANSWERS = st.sampled_from(["yes", "no", "maybe", "probably", "none", "1", "7", ", ", "not "])
+MARKERS = st.sampled_from(["VERDICT", "VERDICT: ", "verdict:", "CONCEPT: ", "ACTIVE: "])
+CLUTTER = st.sampled_from(["\n", "```", "**", " ", "<think>", "</think>", "[[", "]]", "-", "."])
+PIECES = ANSWERS | MARKERS | CLUTTER
 REPLIES = st.one_of(st.text(max_size=60), st.lists(PIECES, max_size=14).map("".join))
 
 
@@ -387,16 +354,16 @@ def test_a_label_comes_only_from_a_line_that_names_it_alone(reply: str) -> None:
         label = parse_label(reply)
     except BadOutput:
         return
-    words = [re.sub(r"[\W_]+", " ", line).strip().casefold() for line in re.split(r"[\n\r]", reply)]
-    assert any(line in (label.value, f"verdict {label.value}") or line.endswith(label.value) for line in words)
-    assert "verdict" in reply.casefold()
+    visible = reply.rpartition("</think>")[2]
+    lines = [re.sub(r"[\W_]+", " ", line).strip().casefold() for line in visible.splitlines()]
+    assert {label.value, f"verdict {label.value}"} & set(lines)
+    assert "verdict" in visible.casefold()
 
 
-@given(
-    st.sampled_from(list(Label)),
-    st.text(alphabet="abc .,*`\n", max_size=40),
-    st.text(alphabet="abc .,*`\n", max_size=40),
-)
+CHATTER = st.text(alphabet="abc .,*`\n", max_size=40)
+
+
+@given(st.sampled_from(list(Label)), CHATTER, CHATTER)
 def test_chatter_around_the_verdict_changes_nothing(label: Label, before: str, after: str) -> None:
     assert parse_label(f"{before}\nVERDICT: {label.value}\n{after}") is label
 
