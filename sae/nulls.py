@@ -153,13 +153,9 @@ def length_matched_coverage(
             "No generated row is as long as a row of the comparison pool.",
             todo="Compare with a pool whose texts have lengths like the generated ones.",
         )
-    sides = []
-    for table in (generated, pool):
-        strata = _length_strata(table)
-        taken = [table.take(_draw_rows(strata, quotas, rng)) for _ in range(n_draws)]
-        shares = tuple(float(fired(part, delta)[features].mean()) for part in taken)
-        sides.append((shares, float(np.mean([part.n_tokens.sum() for part in taken]))))
-    (own, own_tokens), (other, other_tokens) = sides
+    (own, own_tokens), (other, other_tokens) = (
+        _matched_shares(table, features, delta, quotas=quotas, n_draws=n_draws, rng=rng) for table in (generated, pool)
+    )
     return LengthMatched(own, other, n_rows, generated.n_rows - n_rows, own_tokens, other_tokens)
 
 
@@ -216,6 +212,19 @@ def _length_strata(table: Activations) -> NDArray[np.int64]:
 def _quotas(first: NDArray[np.int64], second: NDArray[np.int64]) -> dict[int, int]:
     strata = np.intersect1d(first, second)
     return {int(s): min(int((first == s).sum()), int((second == s).sum())) for s in strata}
+
+
+def _matched_shares(
+    table: Activations, features: Mask, delta: float, *, quotas: dict[int, int], n_draws: int, rng: np.random.Generator
+) -> tuple[tuple[float, ...], float]:
+    """The share of `features` that each draw fires, and the mean number of tokens in a draw."""
+    strata = _length_strata(table)
+    shares, tokens = [], 0
+    for _ in range(n_draws):
+        part = table.take(_draw_rows(strata, quotas, rng))
+        shares.append(float(fired(part, delta)[features].mean()))
+        tokens += int(part.n_tokens.sum())
+    return tuple(shares), tokens / n_draws
 
 
 def _draw_rows(strata: NDArray[np.int64], quotas: dict[int, int], rng: np.random.Generator) -> NDArray[np.int64]:
