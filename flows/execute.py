@@ -1,4 +1,4 @@
-"""Run a recipe's graph, stage after stage, in this process (`--direct`) or as a Prefect flow: the same bytes either way."""
+"""Run a recipe's graph, stage after stage: in this process (`--direct`) or as a Prefect flow, to the same bytes."""
 
 from __future__ import annotations
 
@@ -6,16 +6,15 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from headwater.core.errors import HeadwaterError
+from headwater.core.errors import HeadwaterError, Stopped
 from headwater.core.events import EventLog, Listener
 from headwater.core.meter import Meter
 from headwater.core.store import StageOutput, Workspace
-from headwater.data_cards.card import merge_card, render_card
-from headwater.data_cards.report import render_report
 from headwater.flows.graph import Graph, Node
+from headwater.flows.rates import Rate, Rates
 from headwater.flows.recipe import Recipe
 from headwater.flows.runs import Run, link_dataset, write_atomically
 from headwater.stages.base import StageContext
@@ -34,6 +33,7 @@ class Execution:
     max_cost: float | None = None
     max_tokens: int | None = None
     stop: threading.Event = field(default_factory=threading.Event)
+    """Set it to stop the run gracefully: what is in flight ends, everything finished is kept."""
     results: dict[str, StageResult] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -41,6 +41,7 @@ class Execution:
         self.engines = EnginePool(self.workspace.cache)
         self.meter = Meter(self.recipe.prices, max_cost=self.max_cost, max_tokens=self.max_tokens)
         self.events = EventLog(self.run.events_path, self.listeners)
+        self.rates = Rates(self.workspace)
 
     def context(self, node: Node) -> StageContext:
         return StageContext(
@@ -53,7 +54,11 @@ class Execution:
     def run_node(self, name: str) -> StageResult:
         """Run one node whose inputs are there, and record it in the lineage."""
         node = self.graph[name]
+        self.context(node).check()
+        tokens, clock = self.meter.total.tokens_out, time.monotonic()
         result = run_stage(node.stage, self.inputs(node), self.context(node))
+        if not result.reused:
+            self._measure(node, result, self.meter.total.tokens_out - tokens, time.monotonic() - clock)
         self._record(node, result)
         return result
 
@@ -78,14 +83,20 @@ class Execution:
         """Lay out the dataset, the card and the report in the run folder."""
         outputs = self.outputs()
         link_dataset(self.run, outputs[self.graph.dataset])
-        readme = self.run.path / "README.md"
-        existing = readme.read_text("utf-8") if readme.exists() else None
-        write_atomically(readme, merge_card(existing, render_card(self.recipe.card(self.run, outputs))))
-        write_atomically(self.run.path / "report.html", render_report(self.recipe.report(self.run, outputs)))
+        write_card(self.recipe, self.run, outputs)
+        write_report(self.recipe, self.run, outputs)
 
     def close(self) -> None:
         asyncio.run(self.engines.aclose())
         self.events.close()
+
+    def _measure(self, node: Node, result: StageResult, tokens_out: int, seconds: float) -> None:
+        """Keep how fast the stage was. A resumed stage attempted some rows earlier: then rows per second would lie."""
+        configs = list(node.stage.engine_configs().values())
+        model = (configs[0].model or configs[0].engine) if configs else ""
+        resumed = result.output.manifest["meter"]["tokens_out"] > tokens_out
+        rows = 0 if resumed else result.output.manifest["counts"]["attempted"]
+        self.rates.record(node.stage.name, model, Rate(rows, tokens_out, seconds))
 
     def _record(self, node: Node, result: StageResult) -> None:
         self.results[node.name] = result
@@ -105,12 +116,32 @@ class Execution:
         )
 
 
+def write_card(recipe: Recipe, run: Run, outputs: Mapping[str, StageOutput]) -> None:
+    """Write the data card, keeping what a person added to it."""
+    from headwater.data_cards.card import merge_card, render_card
+
+    readme = run.path / "README.md"
+    existing = readme.read_text("utf-8") if readme.exists() else None
+    write_atomically(readme, merge_card(existing, render_card(recipe.card(run, outputs))))
+
+
+def write_report(recipe: Recipe, run: Run, outputs: Mapping[str, StageOutput]) -> None:
+    """Write the HTML report."""
+    from headwater.data_cards.report import render_report
+
+    write_atomically(run.path / "report.html", render_report(recipe.report(run, outputs)))
+
+
 def execute(execution: Execution, orchestrate: Callable[[Execution], None] | None = None) -> Mapping[str, Any]:
     """Run everything and return the final state. `orchestrate` runs the nodes its own way (Prefect)."""
     run, started = execution.run, time.time()
-    execution.events.emit(
-        "run_started", run=f"{run.pipeline}/{run.path.name}", stages=[n.name for n in execution.graph]
-    )
+    execution.events.emit("run_started", run=run.name, stages=[node.name for node in execution.graph])
+
+    def ended(status: str, error: str, todo: str = "") -> None:
+        use = asdict(execution.meter.total)
+        run.set_state(status, started=started, ended=time.time(), error=error, todo=todo, meter=use)
+        execution.events.emit(f"run_{status}", error=error, todo=todo)
+
     try:
         if not execution.reuse_all():
             (orchestrate or _direct)(execution)
@@ -121,18 +152,20 @@ def execute(execution: Execution, orchestrate: Callable[[Execution], None] | Non
             "rows": execution.outputs()[execution.graph.dataset].rows,
             "reused": sum(result.reused for result in execution.results.values()),
             "stages": len(execution.results),
+            "meter": asdict(execution.meter.total),
             "unpriced": sorted(execution.meter.unpriced),
         }
         run.set_state("done", **state)
         execution.events.emit("run_finished", **state)
         return state
     except HeadwaterError as error:
-        status = "stopped" if error.exit_code == 130 else "failed"
-        run.set_state(status, started=started, ended=time.time(), error=error.what, todo=error.todo)
-        execution.events.emit(f"run_{status}", error=error.what, todo=error.todo)
+        ended("stopped" if isinstance(error, Stopped) else "failed", error.what, error.todo)
+        raise
+    except KeyboardInterrupt:
+        ended("stopped", "Stopped at once; every finished row is kept.", "Run again to go on.")
         raise
     except BaseException as error:
-        run.set_state("failed", started=started, ended=time.time(), error=f"{type(error).__name__}: {error}", todo="")
+        ended("failed", f"{type(error).__name__}: {error}")
         raise
     finally:
         execution.close()

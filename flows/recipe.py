@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import ErrorDetails
 
 from headwater.core.errors import ConfigError
 from headwater.core.meter import Price
+from headwater.flows.suggest import did_you_mean
 
 if TYPE_CHECKING:
     from headwater.core.store import StageOutput
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
     from headwater.data_cards.report import Report
     from headwater.flows.graph import Graph
     from headwater.flows.runs import Run
+
+_SHOWN_CHARACTERS = 60
 
 
 class Recipe(BaseModel):
@@ -27,7 +31,7 @@ class Recipe(BaseModel):
     flow: ClassVar[str]
     """Name of the flow that this kind of recipe drives."""
 
-    pipeline: str
+    pipeline: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=80)
     """The recipe's own name: the folder its runs go to."""
     title: str = ""
     """One line for `pipeline list`."""
@@ -50,45 +54,81 @@ class Recipe(BaseModel):
     def report(self, run: Run, outputs: Mapping[str, StageOutput]) -> Report:
         """The facts of the report."""
 
+    def resolved(self) -> dict[str, Any]:
+        """Every key with its value, `flow` included: written down, it is a recipe that runs the same again."""
+        return {"flow": self.flow, **self.model_dump(mode="json")}
+
 
 RecipeT = TypeVar("RecipeT", bound=BaseModel)
 
 
 def validate(kind: type[RecipeT], values: Mapping[str, Any], source: str) -> RecipeT:
-    """The recipe, or a ConfigError that names the first wrong key, what is wrong with it, and what is allowed."""
+    """The recipe, or a ConfigError that names the first wrong key, what is wrong with it, and what is allowed.
+
+    An unknown key comes before a missing one, which is often the same key misspelt.
+    """
     try:
         return kind.model_validate(values)
     except ValidationError as error:
         problems = error.errors()
-        first = problems[0]
-        key = ".".join(str(part) for part in first["loc"]) or "(top level)"
-        if first["type"] == "extra_forbidden":
-            what = f"Unknown key {key!r} in {source}."
-            todo = f"Known keys there: {', '.join(_known_keys(kind, first['loc']))}."
-        else:
-            what = f"Key {key!r} in {source}: {first['msg']} (it is {first['input']!r})."
-            todo = "See `pipeline show` for the resolved recipe and the defaults."
-        if len(problems) > 1:
-            todo += f" {len(problems) - 1} more key(s) are wrong too."
-        raise ConfigError(what, todo=todo) from error
+    first = min(problems, key=lambda problem: problem["type"] != "extra_forbidden")
+    key = ".".join(_path(first, values)) or "(top level)"
+    if first["type"] == "extra_forbidden":
+        known = _known_keys(kind, first["loc"])
+        what = f"Unknown key {key!r} in {source}."
+        todo = f"{did_you_mean(str(first['loc'][-1]), known)}Known keys there: {', '.join(known)}."
+    elif first["type"] == "missing":
+        what = f"Key {key!r} is missing in {source}."
+        todo = "Add it to the recipe, or give it with --set."
+    else:
+        what = f"Key {key!r} in {source}: {_reason(first)}{_given(key, first['input'])}."
+        todo = "Write another value there."
+    if len(problems) > 1:
+        more = len(problems) - 1
+        todo += f" {more} more {'key is' if more == 1 else 'keys are'} wrong too."
+    raise ConfigError(what, todo=todo)
+
+
+def _path(problem: ErrorDetails, values: Any) -> list[str]:
+    """The problem's location without the tags that pydantic adds for unions: only keys a person wrote or must write."""
+    path: list[str] = []
+    location = problem["loc"]
+    for i, part in enumerate(location):
+        there = (isinstance(values, Mapping) and part in values) or (isinstance(values, list) and isinstance(part, int))
+        if there:
+            values = values[part]
+            path.append(str(part))
+        elif i == len(location) - 1 and problem["type"] == "missing":
+            path.append(str(part))
+    return path
+
+
+def _reason(problem: ErrorDetails) -> str:
+    text = problem["msg"].removeprefix("Value error, ").rstrip(".")
+    return text[:1].lower() + text[1:]
+
+
+def _given(key: str, value: Any) -> str:
+    """What was written there; never the value of something that may be a credential."""
+    from headwater.data_cards.redact import redact_values
+
+    if isinstance(value, Mapping):
+        return ""
+    name = key.rpartition(".")[2]
+    text = repr(redact_values({name: value})[name])
+    return f" (it is {text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + '…'})"
 
 
 def _known_keys(kind: type[BaseModel], location: tuple[int | str, ...]) -> list[str]:
-    model: Any = kind
+    models: list[type[BaseModel]] = [kind]
     for part in location[:-1]:
-        field = getattr(model, "model_fields", {}).get(part)
-        if field is None:
-            continue
-        model = next(
-            (a for a in _annotations(field.annotation) if isinstance(a, type) and issubclass(a, BaseModel)), model
-        )
-    return sorted(getattr(model, "model_fields", {}))
+        fields = [model.model_fields[str(part)] for model in models if str(part) in model.model_fields]
+        if fields:
+            models = [model for field in fields for model in _models(field.annotation)]
+    return sorted({name for model in models for name in model.model_fields})
 
 
-def _annotations(annotation: Any) -> list[Any]:
-    from typing import get_args
-
-    found = [annotation]
-    for inner in get_args(annotation):
-        found += _annotations(inner)
-    return found
+def _models(annotation: Any) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [model for inner in get_args(annotation) for model in _models(inner)]

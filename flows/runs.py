@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
@@ -15,19 +16,30 @@ import yaml
 
 from headwater.core.errors import ConfigError
 from headwater.core.store import StageOutput, Workspace, load_output
+from headwater.data_cards.redact import redact_values
+from headwater.flows.suggest import did_you_mean
 
 _STATE = "state.json"
+_ALIVE = ".alive"
+
+_held: dict[Path, int] = {}
+"""Run folders of this process → the handle that holds their `.alive` file locked."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run folder: `recipe.yaml`, `state.json`, `events.jsonl`, `lineage.json`, `dataset/`, `README.md`, `report.html`."""
+    """A run folder: `recipe.yaml`, `state.json`, `events.jsonl`, `lineage.json`, `dataset/`, card and report."""
 
     path: Path
 
     @property
     def pipeline(self) -> str:
         return self.path.parent.name
+
+    @property
+    def name(self) -> str:
+        """`pipeline/time`: what the commands call the run."""
+        return f"{self.pipeline}/{self.path.name}"
 
     @property
     def events_path(self) -> Path:
@@ -46,13 +58,15 @@ class Run:
     @property
     def status(self) -> str:
         """`running`, `done`, `failed`, `stopped`, or `killed`: it says running but its process is gone."""
-        state = self.state
-        if state["status"] == "running" and not _alive(state["pid"]):
+        status = str(self.state["status"])
+        if status == "running" and not _is_held(self.path / _ALIVE):
             return "killed"
-        return str(state["status"])
+        return status
 
     def set_state(self, status: str, **facts: Any) -> None:
         write_atomically(self.path / _STATE, json.dumps({"status": status, "pid": os.getpid(), **facts}, indent=1))
+        if status != "running":
+            _release(self.path)
 
     @property
     def lineage(self) -> dict[str, Any]:
@@ -70,8 +84,8 @@ class Run:
         """The finished output of a node of this run."""
         if node not in self.lineage:
             raise ConfigError(
-                f"Run {self.pipeline}/{self.path.name} has no finished stage {node!r}.",
-                todo=f"It has: {', '.join(self.lineage) or 'none yet'}.",
+                f"Run {self.name} has no finished stage {node!r}.",
+                todo=f"{did_you_mean(node, self.lineage)}It has: {', '.join(self.lineage) or 'none yet'}.",
             )
         output = load_output(workspace.stages / self.lineage[node]["output"])
         if output is None:
@@ -82,7 +96,10 @@ class Run:
 
 
 def create_run(workspace: Workspace, pipeline: str, recipe: Mapping[str, Any]) -> Run:
-    """A new run folder named by the time; a name already taken gets a suffix."""
+    """A new run folder named by the time; a name already taken gets a suffix.
+
+    The run counts as alive until its state is set to something final or this process ends.
+    """
     stamp = time.strftime("%Y-%m-%dT%H-%M-%S")
     for suffix in ("", *(f"-{n}" for n in range(2, 1000))):
         path = workspace.runs / pipeline / f"{stamp}{suffix}"
@@ -91,7 +108,9 @@ def create_run(workspace: Workspace, pipeline: str, recipe: Mapping[str, Any]) -
             path.mkdir()
         except FileExistsError:
             continue
-        write_atomically(path / "recipe.yaml", yaml.safe_dump(dict(recipe), sort_keys=False, allow_unicode=True))
+        text = yaml.safe_dump(redact_values(recipe), sort_keys=False, allow_unicode=True)
+        write_atomically(path / "recipe.yaml", text)
+        _hold(path)
         run = Run(path)
         run.set_state("running", started=time.time())
         return run
@@ -101,16 +120,18 @@ def create_run(workspace: Workspace, pipeline: str, recipe: Mapping[str, Any]) -
 def find_run(workspace: Workspace, name: str | None) -> Run:
     """The run called `pipeline/time` or `pipeline` (its newest), or the newest of all."""
     candidates = [path for path in workspace.runs.glob("*/*") if (path / _STATE).exists() and not path.is_symlink()]
+    there = sorted({path.parent.name for path in candidates})
     if name:
         wanted = name.strip("/")
         candidates = [
             path for path in candidates if wanted in (path.parent.name, f"{path.parent.name}/{path.name}", path.name)
         ]
     if not candidates:
-        there = sorted({path.parent.name for path in workspace.runs.glob("*/*")})
         raise ConfigError(
             f"No run {name!r} in {workspace.runs}." if name else f"No run yet in {workspace.runs}.",
-            todo=f"There are runs of: {', '.join(there)}." if there else "Start one with `pipeline run NAME`.",
+            todo=f"{did_you_mean(name or '', there)}There are runs of: {', '.join(there)}."
+            if there
+            else "Start one with `pipeline run NAME`.",
         )
     return Run(max(candidates, key=lambda path: (path / "recipe.yaml").stat().st_mtime_ns))
 
@@ -136,11 +157,28 @@ def write_atomically(path: Path, text: str) -> None:
     temporary.replace(path)
 
 
-def _alive(pid: int) -> bool:
+def _hold(folder: Path) -> None:
+    """Lock the run's `.alive` file. The kernel lets go when the process ends, however it ends; a pid gets reused."""
+    handle = os.open(folder / _ALIVE, os.O_RDWR | os.O_CREAT, 0o644)
+    fcntl.flock(handle, fcntl.LOCK_EX)
+    _held[folder] = handle
+
+
+def _release(folder: Path) -> None:
+    handle = _held.pop(folder, None)
+    if handle is not None:
+        os.close(handle)
+
+
+def _is_held(path: Path) -> bool:
     try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
+        handle = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
         return False
-    except PermissionError:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
         return True
-    return True
+    finally:
+        os.close(handle)
+    return False
