@@ -82,7 +82,7 @@ def _line(event: Mapping[str, Any]) -> bytes:
     try:
         return orjson.dumps(event) + b"\n"
     except TypeError:  # a lone surrogate in somebody's error message, or a number type of some library
-        return json.dumps(event, default=str).encode("ascii") + b"\n"
+        return json.dumps(event, default=str, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
 
 
 def _end_last_line(file: BinaryIO) -> None:

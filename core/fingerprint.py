@@ -18,7 +18,7 @@ from headwater.core.errors import ConfigError
 SCHEME = 1
 """Raised when the meaning of a fingerprint changes; old outputs are then not found rather than misread."""
 
-_PLUMBING = {f"headwater.stages.{name}" for name in ("base", "run", "row_runner", "engines")}
+_PLUMBING = {f"headwater.stages.{name}" for name in ("base", "run", "row_runner", "calls", "engines")}
 _HELPERS = tuple(f"headwater.{name}" for name in ("sae", "verifiers", "data_cards", "stages", "core.text"))
 _ABSENT = object()
 
@@ -137,26 +137,25 @@ def _package(module: str, path: Path) -> str:
 
 
 def _module_path(module: str) -> Path | None:
-    """Where `headwater.a.b` lies, without importing it; modules of others are looked up the ordinary way."""
+    """Where the source of `module` lies. Nothing is imported: a name imported *from* a module may look like one."""
     root, *rest = module.split(".")
-    if root != "headwater":
-        return _path_elsewhere(module)
-    base = Path(__file__).parent.parent.joinpath(*rest)
-    for candidate in (base.with_suffix(".py"), base / "__init__.py"):
-        if candidate.is_file():
-            return candidate
-    return None
-
-
-def _path_elsewhere(module: str) -> Path | None:
+    if root == "headwater":
+        return _source(Path(__file__).parent.parent.joinpath(*rest))
     loaded = getattr(sys.modules.get(module), "__file__", None)
-    if loaded is None:
-        try:
-            spec = importlib.util.find_spec(module)
-        except (ImportError, ValueError):  # a name imported *from* a module looks like a submodule; `__main__` has none
-            return None
-        loaded = spec.origin if spec is not None and spec.has_location else None
-    return Path(loaded) if loaded is not None and loaded.endswith(".py") else None
+    if loaded is not None:
+        return Path(loaded) if loaded.endswith(".py") else None
+    spec = importlib.util.find_spec(root) if root not in sys.builtin_module_names and root != "__main__" else None
+    if spec is None or (rest and spec.submodule_search_locations is None):
+        return None
+    if not rest:
+        return Path(spec.origin) if spec.has_location and spec.origin and spec.origin.endswith(".py") else None
+    found = (_source(Path(place).joinpath(*rest)) for place in spec.submodule_search_locations or ())
+    return next(filter(None, found), None)
+
+
+def _source(base: Path) -> Path | None:
+    candidates = (base.with_suffix(".py"), base / "__init__.py")
+    return next((candidate for candidate in candidates if candidate.is_file()), None)
 
 
 def _short(value: Any, limit: int = 60) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -56,6 +57,8 @@ class ShardWriter:
         writer, self._writer = self._writer, None
         if writer is not None:
             writer.is_open = False  # or its destructor would try to end the file, on a disk that may be full
+            with suppress(OSError):
+                writer.file_handle.close()
 
     def _write_pending(self) -> None:
         import pyarrow as pa

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
+from pydantic.fields import FieldInfo
 
 from headwater.core.errors import Stopped
 from headwater.core.rows import Reject, Row
@@ -34,23 +35,33 @@ def Knob(default: Any, **constraints: Any) -> Any:  # noqa: N802 - reads as a fi
 
 
 class StageConfig(BaseModel):
-    """Base of every stage's config: frozen, and an unknown key is an error."""
+    """Base of every stage's config: frozen, an unknown key is an error, and so is a number that JSON cannot hold."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 def fingerprint_view(config: BaseModel) -> dict[str, Any]:
     """The config as JSON without its knobs, at every depth."""
-    view = config.model_dump(mode="json")
-    for name, field in type(config).model_fields.items():
-        extra = field.json_schema_extra
-        if isinstance(extra, dict) and extra.get("knob"):
-            del view[name]
-            continue
-        value = getattr(config, name)
-        if isinstance(value, BaseModel):
-            view[name] = fingerprint_view(value)
+    view: dict[str, Any] = _without_knobs(config, config.model_dump(mode="json"))
     return view
+
+
+def _without_knobs(value: Any, view: Any) -> Any:
+    """`view` is the JSON of `value`; only `value` knows which of its fields are knobs."""
+    if isinstance(value, BaseModel) and isinstance(view, dict):
+        fields = type(value).model_fields
+        kept = [name for name in view if name in fields and not _is_knob(fields[name])]
+        return {name: _without_knobs(getattr(value, name), view[name]) for name in kept}
+    if isinstance(value, Mapping) and isinstance(view, dict):
+        return {key: _without_knobs(item, view[key]) for key, item in zip(view, value.values(), strict=True)}
+    if isinstance(value, list | tuple) and isinstance(view, list):
+        return [_without_knobs(item, shown) for item, shown in zip(value, view, strict=True)]
+    return view
+
+
+def _is_knob(field: FieldInfo) -> bool:
+    extra = field.json_schema_extra
+    return isinstance(extra, dict) and bool(extra.get("knob"))
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,33 +11,52 @@ if TYPE_CHECKING:
     from headwater.llm.registry import EngineConfig
     from headwater.llm.types import Engine
 
+_EVERY_THREAD = 0
+"""Stands for a thread's number, which is never 0."""
+
 
 class EnginePool:
-    """Opens each distinct engine config once. Engines load their weights lazily, so an identity is cheap to ask for."""
+    """Opens each distinct engine config once. Engines load their weights lazily, so an identity is cheap to ask for.
+
+    An engine inside this process is shared by all threads; one outside it is opened once per thread, because its
+    connections belong to the event loop that runs there.
+    """
 
     def __init__(self, cache: Path) -> None:
         self._cache = cache
-        self._open: dict[EngineConfig, Engine] = {}
+        self._lock = threading.Lock()
+        self._open: dict[tuple[EngineConfig, int], Engine] = {}
 
     def get(self, config: EngineConfig) -> Engine:
-        if config not in self._open:
-            from headwater.llm.registry import open_engine
+        with self._lock:
+            for key in ((config, _EVERY_THREAD), (config, threading.get_ident())):
+                if key in self._open:
+                    return self._open[key]
+            engine = self.open(config)
+            self._open[config, _EVERY_THREAD if engine.batched else threading.get_ident()] = engine
+            return engine
 
-            self._open[config] = open_engine(config, cache=self._cache)
-        return self._open[config]
+    def open(self, config: EngineConfig) -> Engine:
+        """A new engine that this pool does not know yet."""
+        from headwater.llm.registry import open_engine
+
+        return open_engine(config, cache=self._cache)
 
     def identity(self, config: EngineConfig) -> dict[str, Any]:
         """The engine's identity as JSON, for fingerprints and manifests."""
         return asdict(self.get(config).identity)
 
     async def aclose_remote(self) -> None:
-        """Close the engines outside this process: their connections belong to the event loop that is ending."""
-        for config, engine in list(self._open.items()):
-            if not engine.batched:
-                del self._open[config]
-                await engine.aclose()
+        """Close this thread's engines outside the process: their event loop is ending."""
+        with self._lock:
+            own = [key for key in self._open if key[1] == threading.get_ident()]
+            ending = [self._open.pop(key) for key in own]
+        for engine in ending:
+            await engine.aclose()
 
     async def aclose(self) -> None:
-        while self._open:
-            _, engine = self._open.popitem()
+        with self._lock:
+            ending = list(self._open.values())
+            self._open.clear()
+        for engine in ending:
             await engine.aclose()

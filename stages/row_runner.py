@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import time
 from collections.abc import Coroutine, Iterable, Iterator, Mapping
-from typing import Any, TypeVar
+from typing import Any
 
-from headwater.core.errors import BadOutput, HeadwaterError, TransientError
+from headwater.core.errors import BadOutput, Stopped, TransientError
 from headwater.core.fingerprint import Fingerprint
 from headwater.core.journal import Entry, Journal
-from headwater.core.meter import Reading
 from headwater.core.rows import Reject, Row, row_id
 from headwater.core.store import OutputWriter, StageOutput
-from headwater.llm.types import ChatRequest, Completion, Engine
 from headwater.stages.base import RowStage, StageContext
+from headwater.stages.calls import DirectCall, Engines, Lockstep, LockstepCall
 
 _MAX_OWED_IN_A_ROW = 50
 """So many rows without one success mean that the engine is gone, not that a few calls had bad luck."""
 _EMIT_ROWS = 1_000
-
-T = TypeVar("T")
+_LOOK_SECONDS = 0.25
+"""How often the runner looks whether it was asked to stop, however long the calls take."""
+_GRACE_SECONDS = 30.0
+"""How long calls in flight may take to end once the stage stops."""
 
 
 def run_rows(
@@ -59,15 +59,17 @@ class _Runner:
         self._owed: list[str] = []
         self._owed_in_a_row = 0
         self._answered = 0
-        self._engines = {name: context.engines.get(config) for name, config in stage.engine_configs().items()}
-        self._models = {name: engine.identity.model for name, engine in self._engines.items()}
+        self._error: Exception | None = None
+        self._engines = Engines(
+            {name: context.engines.get(config) for name, config in stage.engine_configs().items()}, context.meter
+        )
 
     async def run(self) -> None:
         if self._finished:
             self._context.note(f"{self._finished:,} rows were already in the journal")
         try:
             await self._stage.open(self._inputs, self._context)
-            if any(engine.batched for engine in self._engines.values()):
+            if self._engines.batched:
                 await self._in_windows()
             else:
                 await self._sliding()
@@ -77,7 +79,7 @@ class _Runner:
             raise TransientError(
                 f"Stage {self._context.node}: {len(self._owed):,} of {self._inputs['rows'].rows:,} rows are still owed "
                 f"after all retries (first: {self._owed[0]}).",
-                todo="Everything else is kept; run again to try only these.",
+                todo="What is finished is kept; run again to try only what is owed.",
             )
 
     async def _sliding(self) -> None:
@@ -85,36 +87,51 @@ class _Runner:
         rows = (row for row in _rows(self._inputs["rows"]) if row["id"] not in self._done)
 
         async def worker() -> None:
-            for row in rows:
-                self._context.check()
-                entry = await self._attempt(row, _DirectCall(self))
+            while self._may_go_on() and (row := next(rows, None)) is not None:
+                entry = await self._attempt(row, DirectCall(self._engines))
                 if entry is not None:
                     self._journal.put(entry)
                     self._count(1)
 
-        await _together([worker() for _ in range(self._stage.concurrency)])
+        await self._finish([worker() for _ in range(self._stage.concurrency)])
+        self._raise_error()
 
     async def _in_windows(self) -> None:
-        """Fixed windows in input order, so that an engine inside the process sees the same batches after a crash."""
+        """Fixed windows in input order, so that an engine inside the process sees the same batches after a crash.
+
+        A window with an owed row is not journalled at all: the batches of its other rows were not those of a run
+        without the fault.
+        """
         for window in _chunks(_rows(self._inputs["rows"]), self._stage.window):
             if all(row["id"] in self._done for row in window):
                 continue
-            self._context.check()
-            self._answered = 0
-            lockstep = _Lockstep(self, len(window))
-            entries = await _together([self._in_lockstep(row, lockstep) for row in window])
-            finished = [entry for entry in entries if entry is not None]
-            self._journal.put_together(finished)
-            self._answered = 0
-            self._count(sum(entry.key not in self._done for entry in finished))
+            if self._may_go_on():
+                await self._window(window)
+            self._raise_error()
 
-    async def _in_lockstep(self, row: Row, lockstep: _Lockstep) -> Entry | None:
+    async def _window(self, window: list[Row]) -> None:
+        lockstep = Lockstep(self._engines, len(window), self._one_answered)
+        entries: list[Entry] = []
+
+        async def attempt(row: Row) -> None:
+            call = LockstepCall(self._engines, lockstep)
+            try:
+                entry = await self._attempt(row, call)
+            finally:
+                lockstep.leave(call)
+            if entry is not None:
+                entries.append(entry)
+
         try:
-            return await self._attempt(row, _LockstepCall(self, lockstep))
+            await self._finish([attempt(row) for row in window])
         finally:
-            lockstep.leave()
+            await lockstep.aclose()
+        self._answered = 0
+        if len(entries) == len(window):
+            self._journal.put_together(entries)
+            self._count(sum(entry.key not in self._done for entry in entries))
 
-    async def _attempt(self, row: Row, call: _MeteredCall) -> Entry | None:
+    async def _attempt(self, row: Row, call: DirectCall) -> Entry | None:
         key = row["id"]
         try:
             result = await self._stage.process(row, call)
@@ -124,11 +141,12 @@ class _Runner:
             self._owe(key, error)
             return None
         self._owed_in_a_row = 0
-        if not result:
-            result = Reject(key, "no_output", "the stage made nothing of this row and gave no reason")
         if isinstance(result, Reject):
-            return Entry(key, False, [result.as_row()], call.reading)
-        rows = [{"id": row_id(self._stage.name, [key], i), **made} for i, made in enumerate(result)]
+            return Entry(key, False, [{**result.as_row(), "id": key}], call.reading)
+        if not result:
+            reject = Reject(key, "no_output", "the stage made nothing of this row and gave no reason")
+            return Entry(key, False, [reject.as_row()], call.reading)
+        rows = [{**made, "id": row_id(self._stage.name, [key], i)} for i, made in enumerate(result)]
         return Entry(key, True, rows, call.reading)
 
     def _owe(self, key: str, error: TransientError) -> None:
@@ -142,7 +160,43 @@ class _Runner:
                 todo="Check the engine, then run again; everything finished is kept.",
             ) from error
 
-    def answered(self) -> None:
+    async def _finish(self, work: Iterable[Coroutine[Any, Any, None]]) -> None:
+        """Run all of `work`; the first failure is left in `_error`.
+
+        After a failure, or when asked to stop, what is in flight may still end: it is paid for. A window with a failed
+        row is spoilt and ends at once.
+        """
+        pending = {asyncio.ensure_future(self._guarded(item)) for item in work}
+        try:
+            while pending and self._may_go_on():
+                _, pending = await asyncio.wait(pending, timeout=_LOOK_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+            spoilt = self._engines.batched and not isinstance(self._error, Stopped)
+            if pending and not spoilt:
+                _, pending = await asyncio.wait(pending, timeout=_GRACE_SECONDS)
+        finally:
+            for task in pending:
+                task.cancel()
+            await asyncio.gather(*pending, return_exceptions=True)
+
+    async def _guarded(self, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+        except Exception as error:
+            self._error = self._error or error
+
+    def _may_go_on(self) -> bool:
+        if self._error is None:
+            try:
+                self._context.check()
+            except Stopped as stopped:
+                self._error = stopped
+        return self._error is None
+
+    def _raise_error(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def _one_answered(self) -> None:
         """One more request of the current window has its outcome: shows progress between journal writes."""
         self._answered += 1
         self._show()
@@ -163,108 +217,6 @@ class _Runner:
             dollars=total.dollars,
         )
 
-    def read(self, name: str, completion: Completion, seconds: float) -> Reading:
-        """The meter reading of one completed call to the engine `name`."""
-        usage = completion.usage
-        dollars = self._context.meter.price(self._models[name], usage.tokens_in, usage.tokens_cached, usage.tokens_out)
-        reading = Reading(1, usage.tokens_in, usage.tokens_cached, usage.tokens_out, seconds, dollars)
-        self._context.meter.add(reading)
-        return reading
-
-    def engine(self, name: str) -> Engine:
-        return self._engines[name]
-
-
-class _MeteredCall:
-    """One row's way to the engines; adds up what the row used."""
-
-    def __init__(self, runner: _Runner) -> None:
-        self._runner = runner
-        self.reading = Reading()
-
-    async def chat(self, request: ChatRequest, engine: str = "engine") -> Completion:
-        started = time.monotonic()
-        result = await self._result(request, engine)
-        if isinstance(result, HeadwaterError):
-            raise result
-        self.reading += self._runner.read(engine, result, round(time.monotonic() - started, 4))
-        return result
-
-    async def _result(self, request: ChatRequest, engine: str) -> Completion | HeadwaterError:
-        raise NotImplementedError
-
-
-class _DirectCall(_MeteredCall):
-    async def _result(self, request: ChatRequest, engine: str) -> Completion | HeadwaterError:
-        async for outcome in self._runner.engine(engine).chat([request]):
-            return outcome.result
-        return TransientError(f"The engine {engine!r} gave no outcome for request {request.id}.")
-
-
-class _LockstepCall(_MeteredCall):
-    def __init__(self, runner: _Runner, lockstep: _Lockstep) -> None:
-        super().__init__(runner)
-        self._lockstep = lockstep
-
-    async def _result(self, request: ChatRequest, engine: str) -> Completion | HeadwaterError:
-        return await self._lockstep.ask(engine, request)
-
-
-class _Lockstep:
-    """Sends requests to the engines only when every row of the window waits for one, sorted, hence reproducibly."""
-
-    def __init__(self, runner: _Runner, rows: int) -> None:
-        self._runner = runner
-        self._active = rows
-        self._waiting: dict[tuple[str, str], tuple[ChatRequest, asyncio.Future[Completion | HeadwaterError]]] = {}
-        self._sending: asyncio.Task[None] | None = None
-
-    async def ask(self, engine: str, request: ChatRequest) -> Completion | HeadwaterError:
-        future: asyncio.Future[Completion | HeadwaterError] = asyncio.get_running_loop().create_future()
-        if (engine, request.id) in self._waiting:
-            raise ValueError(f"two requests with the id {request.id!r} wait at once")
-        self._waiting[engine, request.id] = (request, future)
-        self._send_if_all_wait()
-        return await future
-
-    def leave(self) -> None:
-        """A row ended; those left may now all be waiting."""
-        self._active -= 1
-        self._send_if_all_wait()
-
-    def _send_if_all_wait(self) -> None:
-        if self._waiting and len(self._waiting) == self._active:
-            batch, self._waiting = self._waiting, {}
-            self._sending = asyncio.get_running_loop().create_task(self._send(batch))
-
-    async def _send(
-        self, batch: dict[tuple[str, str], tuple[ChatRequest, asyncio.Future[Completion | HeadwaterError]]]
-    ) -> None:
-        try:
-            for name, group in itertools.groupby(sorted(batch), key=lambda key: key[0]):
-                requests = [batch[key][0] for key in group]
-                async for outcome in self._runner.engine(name).chat(requests):
-                    batch[name, outcome.request_id][1].set_result(outcome.result)
-                    self._runner.answered()
-        except BaseException as error:
-            for _, future in batch.values():
-                if not future.done():
-                    future.set_exception(error)
-            if not isinstance(error, Exception):
-                raise
-
-
-async def _together(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """All results in order; the first failure cancels the rest and is raised as itself."""
-    tasks = [asyncio.ensure_future(item) for item in work]
-    try:
-        return list(await asyncio.gather(*tasks))
-    except BaseException:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        raise
-
 
 def _rows(source: StageOutput) -> Iterator[Row]:
     for frame in source.frames():
@@ -278,7 +230,7 @@ def _chunks(rows: Iterator[Row], size: int) -> Iterator[list[Row]]:
 
 def _emit(source: StageOutput, journal: Journal, out: OutputWriter) -> None:
     accepted = 0
-    for frame in source.frames(_EMIT_ROWS):
+    for frame in source.frames(_EMIT_ROWS, columns=["id"]):
         rows: list[dict[str, Any]] = []
         rejects: list[Reject] = []
         for entry in journal.entries(frame["id"].to_list()):

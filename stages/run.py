@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from headwater.core.errors import ConfigError, PermanentError
 from headwater.core.fingerprint import Fingerprint, source_hash
+from headwater.core.journal import delete_journal
 from headwater.core.locks import file_lock
 from headwater.core.meter import Reading
 from headwater.core.store import (
@@ -65,7 +67,8 @@ def check_columns(stage: Stage[Any], node: str, inputs: Mapping[str, tuple[str, 
     for name, columns in stage.inputs.items():
         if name not in inputs:
             raise ConfigError(f"Stage {node!r} has no input {name!r}.", todo="Connect it in the pipeline's graph.")
-        lacking = [column for column in columns if column not in inputs[name]]
+        needed = ["id", *columns] if isinstance(stage, RowStage) and name == "rows" else columns
+        lacking = [column for column in needed if column not in inputs[name]]
         if lacking:
             raise ConfigError(
                 f"Stage {node!r} needs the columns {lacking} of its input {name!r}, which has {list(inputs[name])}.",
@@ -82,6 +85,7 @@ def run_stage(stage: Stage[Any], inputs: Mapping[str, StageOutput], context: Sta
     check_columns(stage, context.node, {name: tuple(output.manifest["schema"]) for name, output in inputs.items()})
     fingerprint, output = find_output(stage, inputs, context)
     if output is not None:
+        _drop_journal(stage, fingerprint, context)
         return reused(output, fingerprint, context)
     lock = context.workspace.lock_path(stage.name, fingerprint)
     with disk_errors(f"stage {context.node}"), file_lock(lock, waiting=_say_waiting(context), poll=context.check):
@@ -103,34 +107,27 @@ def _make(
     started, clock = time.time(), time.monotonic()
     final = context.workspace.output_path(stage.name, fingerprint)
     out = OutputWriter(final, stage.output, f"Stage {context.node}")
-    reading = Reading()
-    after_publish = None
-    if isinstance(stage, RowStage):
-        from headwater.stages.row_runner import run_rows
-
-        journal = run_rows(stage, inputs, out, context, fingerprint)
-        reading, after_publish = journal.reading(), journal.delete
-    elif isinstance(stage, TableStage):
-        stage.run(inputs, out, context)
-    else:
-        raise TypeError(f"{type(stage).__name__} is neither a TableStage nor a RowStage")
-    _check_outcome(stage, context.node, out)
-    output = out.publish(
-        fingerprint,
-        {
-            "node": context.node,
-            "stage": stage.name,
-            "models": fingerprint.parts["models"],
-            "seed": context.run_seed,
-            "libraries": library_versions(),
-            "started": round(started, 3),
-            "seconds": round(time.monotonic() - clock, 3),
-            "meter": asdict(reading),
-            "parents": {name: given.path.name for name, given in inputs.items()},
-        },
-    )
-    if after_publish is not None:
-        after_publish()
+    try:
+        with _written(stage, inputs, out, context, fingerprint) as reading:
+            _check_outcome(stage, context.node, out)
+            output = out.publish(
+                fingerprint,
+                {
+                    "node": context.node,
+                    "stage": stage.name,
+                    "models": fingerprint.parts["models"],
+                    "seed": context.run_seed,
+                    "libraries": library_versions(),
+                    "started": round(started, 3),
+                    "seconds": round(time.monotonic() - clock, 3),
+                    "meter": asdict(reading),
+                    "parents": {name: given.path.name for name, given in inputs.items()},
+                },
+            )
+    except BaseException:
+        out.abandon()
+        raise
+    _drop_journal(stage, fingerprint, context)
     context.events.emit(
         "stage_finished",
         stage=context.node,
@@ -143,21 +140,53 @@ def _make(
     return output
 
 
+@contextmanager
+def _written(
+    stage: Stage[Any],
+    inputs: Mapping[str, StageOutput],
+    out: OutputWriter,
+    context: StageContext,
+    fingerprint: Fingerprint,
+) -> Iterator[Reading]:
+    """Has `stage` write everything to `out`; gives what it used, now and before a crash."""
+    if isinstance(stage, RowStage):
+        from headwater.stages.row_runner import run_rows
+
+        with run_rows(stage, inputs, out, context, fingerprint) as journal:
+            yield journal.reading()
+    elif isinstance(stage, TableStage):
+        stage.run(inputs, out, context)
+        yield Reading()
+    else:
+        raise TypeError(f"{type(stage).__name__} is neither a TableStage nor a RowStage")
+
+
+def _drop_journal(stage: Stage[Any], fingerprint: Fingerprint, context: StageContext) -> None:
+    """Its rows are published; a crash right after publishing may have left it behind."""
+    path = context.workspace.journal_path(stage.name, fingerprint)
+    if path.exists():
+        delete_journal(path)
+
+
 def _check_outcome(stage: Stage[Any], node: str, out: OutputWriter) -> None:
     total = out.accepted + out.rejected
     reasons = ", ".join(f"{reason} {count:,}" for reason, count in sorted(out.reasons.items(), key=lambda r: -r[1]))
-    if out.accepted == 0 and not stage.may_be_empty:
+    if out.rows == 0 and not stage.may_be_empty:
         why = f": {total:,} attempted, all rejected ({reasons})" if total else ""
         raise PermanentError(
             f"Stage {node} produced no rows{why}.",
-            todo="Look at the reasons; loosen the filter or mend the input: nothing empty is published silently.",
+            todo=f"Loosen the filter or mend the input: nothing empty is published silently.{_kept_rejects(out)}",
         )
     if total and out.rejected / total > stage.max_reject_share:
         raise PermanentError(
             f"Stage {node} rejected {out.rejected:,} of {total:,} rows ({reasons}), more than its limit of "
             f"{stage.max_reject_share:.0%}.",
-            todo="Mend the input, or raise the stage's reject limit in the recipe.",
+            todo=f"Mend the input, or raise the stage's reject limit in the recipe.{_kept_rejects(out)}",
         )
+
+
+def _kept_rejects(out: OutputWriter) -> str:
+    return f" The rejected rows, with their raw text, are kept in {out.keep_rejects()}." if out.rejected else ""
 
 
 def reused(output: StageOutput, fingerprint: Fingerprint, context: StageContext) -> StageResult:

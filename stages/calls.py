@@ -1,0 +1,145 @@
+"""How a row reaches the engines: alone, or in lockstep with the other rows of its window."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import Callable, Mapping
+
+from headwater.core.errors import BadOutput, HeadwaterError, TransientError
+from headwater.core.meter import Meter, Reading
+from headwater.llm.types import ChatRequest, Completion, Engine
+
+Result = Completion | HeadwaterError
+_Key = tuple[str, str]
+"""Engine name and request id."""
+
+
+class Engines:
+    """The engines of one stage by the names it calls them, with the meter that counts what they are asked."""
+
+    def __init__(self, engines: Mapping[str, Engine], meter: Meter) -> None:
+        self._engines = engines
+        self._models = {name: engine.identity.model for name, engine in engines.items()}
+        self._meter = meter
+
+    @property
+    def batched(self) -> bool:
+        """Whether any of them is inside this process."""
+        return any(engine.batched for engine in self._engines.values())
+
+    def __getitem__(self, name: str) -> Engine:
+        return self._engines[name]
+
+    def read(self, name: str, tokens: tuple[int, int, int], seconds: float) -> Reading:
+        """Meter one call to the engine `name`; `tokens` are those in, cached and out."""
+        reading = Reading(1, *tokens, seconds, self._meter.price(self._models[name], *tokens))
+        self._meter.add(reading)
+        return reading
+
+
+class DirectCall:
+    """One row's way to the engines; adds up what the row used."""
+
+    def __init__(self, engines: Engines) -> None:
+        self._engines = engines
+        self.reading = Reading()
+
+    async def chat(self, request: ChatRequest, engine: str = "engine") -> Completion:
+        started = time.monotonic()
+        result = await self._result(request, engine)
+        seconds = round(time.monotonic() - started, 4)
+        if isinstance(result, Completion):
+            usage = result.usage
+            tokens = (usage.tokens_in, usage.tokens_cached, usage.tokens_out)
+            self.reading += self._engines.read(engine, tokens, seconds)
+            return result
+        if isinstance(result, BadOutput):
+            self.reading += self._engines.read(engine, result.tokens, seconds)
+        raise result
+
+    async def _result(self, request: ChatRequest, engine: str) -> Result:
+        result: Result = _no_outcome(engine, request.id)
+        async for outcome in self._engines[engine].chat([request]):
+            result = outcome.result
+        return result
+
+
+class LockstepCall(DirectCall):
+    """As `DirectCall`, but the request goes out together with those of the other rows."""
+
+    def __init__(self, engines: Engines, lockstep: Lockstep) -> None:
+        super().__init__(engines)
+        self._lockstep = lockstep
+
+    async def _result(self, request: ChatRequest, engine: str) -> Result:
+        return await self._lockstep.ask(self, engine, request)
+
+
+class Lockstep:
+    """Sends requests to the engines only when every row of the window waits for one, sorted, hence reproducibly."""
+
+    def __init__(self, engines: Engines, rows: int, answered: Callable[[], None]) -> None:
+        self._engines = engines
+        self._active = rows
+        self._answered = answered
+        self._waiting: dict[_Key, tuple[LockstepCall, ChatRequest, asyncio.Future[Result]]] = {}
+        self._asking: set[LockstepCall] = set()
+        self._sending: asyncio.Task[None] | None = None
+
+    async def ask(self, call: LockstepCall, engine: str, request: ChatRequest) -> Result:
+        """The outcome of `request`, which waits until every row of the window has one to send."""
+        if (engine, request.id) in self._waiting:
+            raise ValueError(f"two requests with the id {request.id!r} wait at once")
+        future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
+        self._waiting[engine, request.id] = (call, request, future)
+        self._asking.add(call)
+        self._send_if_all_wait()
+        return await future
+
+    def leave(self, call: LockstepCall) -> None:
+        """A row ended; those left may now all be waiting."""
+        self._active -= 1
+        if call in self._asking:  # it left behind a question of its own making
+            self._asking.discard(call)
+            self._waiting = {key: item for key, item in self._waiting.items() if item[0] is not call}
+        self._send_if_all_wait()
+
+    async def aclose(self) -> None:
+        """Stop what is being sent, if anything is."""
+        if self._sending is not None:
+            self._sending.cancel()
+            await asyncio.gather(self._sending, return_exceptions=True)
+
+    def _send_if_all_wait(self) -> None:
+        """A task starts one turn of the loop later, so that a row that asks several things at once gets them all in."""
+        if self._sending is None and self._waiting and len(self._asking) == self._active:
+            self._sending = asyncio.get_running_loop().create_task(self._send())
+
+    async def _send(self) -> None:
+        batch, self._waiting = self._waiting, {}
+        self._asking.clear()
+        futures = {key: future for key, (_, _, future) in batch.items()}
+        try:
+            for name, keys in itertools.groupby(sorted(batch), key=lambda key: key[0]):
+                async for outcome in self._engines[name].chat([batch[key][1] for key in keys]):
+                    _settle(futures[name, outcome.request_id], outcome.result)
+                    self._answered()
+            for (name, request_id), future in futures.items():
+                _settle(future, _no_outcome(name, request_id))
+        except Exception as error:
+            for future in futures.values():
+                if not future.done():
+                    future.set_exception(error)
+        self._sending = None
+        self._send_if_all_wait()
+
+
+def _settle(future: asyncio.Future[Result], result: Result) -> None:
+    if not future.done():  # else its row was cancelled meanwhile
+        future.set_result(result)
+
+
+def _no_outcome(engine: str, request_id: str) -> TransientError:
+    return TransientError(f"The engine {engine!r} gave no outcome for request {request_id}.")

@@ -1,0 +1,80 @@
+"""One holder at a time, and none that is dead."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from headwater.core.errors import Stopped
+from headwater.core.locks import file_lock
+
+HOLDER = """
+import pathlib, sys, time
+from headwater.core.locks import file_lock
+with file_lock(pathlib.Path(sys.argv[1])):
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.fixture
+def holder(tmp_path: Path) -> subprocess.Popen[str]:
+    """A process that holds the lock `tmp_path / "lock"`."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(tmp_path / "lock")], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "held\n"
+    yield process
+    process.kill()
+    process.wait()
+
+
+def test_the_waiter_goes_on_when_the_holder_is_killed(tmp_path: Path, holder: subprocess.Popen[str]) -> None:
+    told: list[str] = []
+    threading.Timer(0.5, holder.kill).start()
+    started = time.monotonic()
+    with file_lock(tmp_path / "lock", waiting=told.append):
+        waited = time.monotonic() - started
+    assert 0.4 < waited < 5
+    assert told == [f"process {holder.pid}"]
+
+
+def test_a_waiter_can_give_up(tmp_path: Path, holder: subprocess.Popen[str]) -> None:
+    def poll() -> None:
+        raise Stopped("Enough.")
+
+    with pytest.raises(Stopped, match="Enough"), file_lock(tmp_path / "lock", poll=poll):
+        pytest.fail("the lock was held by another process")
+    assert holder.poll() is None
+
+
+def test_threads_exclude_one_another_too(tmp_path: Path) -> None:
+    inside = most = 0
+
+    def work() -> None:
+        nonlocal inside, most
+        with file_lock(tmp_path / "lock"):
+            inside += 1
+            most = max(most, inside)
+            time.sleep(0.02)
+            inside -= 1
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most == 1
+
+
+def test_an_error_inside_releases_the_lock(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError), file_lock(tmp_path / "deep" / "lock"):
+        raise RuntimeError
+    with file_lock(tmp_path / "deep" / "lock", waiting=lambda holder: pytest.fail(f"{holder} still holds it")):
+        pass
