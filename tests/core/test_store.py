@@ -185,11 +185,9 @@ def test_the_bytes_follow_from_the_rows_not_from_how_they_were_handed_over(tmp_p
 def test_very_long_rows_are_not_held_back(tmp_path: Path) -> None:
     out = OutputWriter(tmp_path / "o", NUMBERS, "Stage numbers")
     for at in range(5):
-        rng = np.random.default_rng(at)
-        text = rng.integers(32, 127, 20_000_000, dtype=np.uint8).tobytes().decode("ascii")
-        out.write_rows([{"id": str(at), "n": at, "text": text}])
-    on_disk = sum(file.stat().st_size for file in (tmp_path / ".unfinished-o" / "data").iterdir())
-    assert on_disk > 10_000_000
+        out.write_rows([{"id": str(at), "n": at, "text": "x" * 20_000_000}])
+    (shard,) = (tmp_path / ".unfinished-o" / "data").iterdir()
+    assert shard.stat().st_size > 100
     assert [len(text) for text in out.publish(PRINT, {}).read()["text"]] == [20_000_000] * 5
 
 
@@ -248,17 +246,15 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     if mount is None or subprocess.run([mount, "-t", "tmpfs", "-o", "size=4m", "tmpfs", place]).returncode:
         pytest.skip("mounting a small file system needs root")
     yield place
-    subprocess.run(["umount", place], check=True)
+    subprocess.run(["umount", "-l", place], check=True)
 
 
 def test_a_full_disk_is_one_error_that_says_so_and_leaves_room_behind(small_disk: Path) -> None:
     _publish(small_disk / "before", _frame(0, 10))
     out = OutputWriter(small_disk / "o", NUMBERS, "Stage numbers")
     noise = np.random.default_rng(0).integers(0, 2**62, (400, 20_000))
-    with (
-        pytest.raises(PermanentError, match="The disk is full: stage numbers could not be written") as caught,
-        disk_errors("stage numbers"),
-    ):
+    full = pytest.raises(PermanentError, match="The disk is full: stage numbers could not be written")
+    with full as caught, disk_errors("stage numbers"):
         for batch, numbers in enumerate(noise):
             ids = [row_id("n", [str(batch)], i) for i in range(len(numbers))]
             out.write(pl.DataFrame({"id": ids, "n": numbers, "text": ids}))
