@@ -11,7 +11,7 @@ from headwater.data_cards.row_charts import draw_bars, draw_before_after, draw_f
 
 FULL_WIDTH = 860
 HALF_WIDTH = 410
-NARROW_WIDTH = 360
+NARROW_WIDTH = 340
 _MOST_DESCRIBED = 12
 """Values read out in a chart's description; all of them are in its table."""
 

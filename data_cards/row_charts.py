@@ -22,7 +22,7 @@ def draw_bars(chart: Bars, width: int) -> tuple[str, float]:
     """Markup and height in pixels."""
     values = [format_number(bar.value, chart.unit) for bar in chart.bars]
     rows = _Rows.plan([bar.label for bar in chart.bars], values, width)
-    scale = Scale(0, _most(chart.values()), rows.left, rows.right)
+    scale = Scale(min([0.0, *finite(chart.values())]), _most(chart.values()), rows.left, rows.right)
     parts = []
     for at, bar in enumerate(chart.bars):
         hint = f" ({bar.hint})" if bar.hint else ""
@@ -49,7 +49,7 @@ def draw_before_after(chart: BeforeAfter, width: int) -> tuple[str, float]:
     """Markup and height in pixels."""
     shown = [_change(pair, chart.unit) for pair in chart.pairs]
     rows = _Rows.plan([pair.label for pair in chart.pairs], shown, width)
-    marks = svg.ticks(min(0.0, *finite(chart.values())), _most(chart.values()), 3 if rows.narrow else 5)
+    marks = svg.ticks(min([0.0, *finite(chart.values())]), _most(chart.values()), 3 if rows.narrow else 5)
     scale = Scale(marks[0], marks[-1], rows.left + _DOT, rows.right - 3 * _DOT)
     bottom = rows.height(len(chart.pairs))
     parts = [svg.line(scale(mark), 0, scale(mark), bottom, class_="grid") for mark in marks]
@@ -120,10 +120,8 @@ class _Rows:
 def _bar_row(rows: _Rows, at: int, scale: Scale, value: Number, *, label: str, name: str, shown: str) -> str:
     if not is_number(value):
         return rows.name(at, name) + rows.value(at, shown, rows.left + 2)
-    end = scale(value)
-    bar = svg.element(
-        "rect", x=rows.left, y=rows.top(at), width=max(end - rows.left, 1.0), height=_BAR, rx=2, class_="s0"
-    )
+    start, end = sorted((scale(0), scale(value)))
+    bar = svg.element("rect", x=start, y=rows.top(at), width=max(end - start, 1.0), height=_BAR, rx=2, class_="s0")
     return rows.name(at, name) + svg.point(label, bar) + rows.value(at, shown, end + 7)
 
 
