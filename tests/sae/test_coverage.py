@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -294,3 +296,11 @@ def test_five_million_entries_are_counted_right() -> None:
     counts = support(big, 0.5)
     assert np.array_equal(np.flatnonzero(counts), expected[0])
     assert np.array_equal(counts[counts > 0], expected[1])
+
+
+def test_coverage_and_its_relatives_load_without_torch_or_datatrove() -> None:
+    modules = [f"headwater.sae.{name}" for name in ("coverage", "missing", "nulls", "spans", "interpret", "clusters")]
+    modules.append("headwater.stages.curate.near_duplicates")
+    script = f"import sys, {', '.join(modules)}; print([m for m in ('torch', 'datatrove') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -80,7 +80,8 @@ def test_the_set_difference_warns_when_only_the_lengths_differ() -> None:
 
 
 def test_the_rate_test_does_not_warn_about_size() -> None:
-    assert rate_test(ANCHOR, SEED.take([0]), 0.0, min_support=1).warnings == ()
+    warnings = rate_test(ANCHOR, SEED.take([0]), 0.0, alpha=0.4, min_support=1).warnings
+    assert not any("size" in warning for warning in warnings)
 
 
 @pytest.mark.parametrize(("n_anchor", "n_seed"), [(12, 5), (200, 70), (30, 400)])
@@ -124,7 +125,7 @@ def test_the_rate_test_finds_weakened_features_that_the_set_difference_overlooks
     weaker[:10] = 0.02
     anchor, seed = rows_firing(rates, 400, seed=2), rows_firing(weaker, 400, seed=3)
 
-    found = rate_test(anchor, seed, 0.0)
+    found = rate_test(anchor, seed, 0.0, control_false_discoveries=True)
 
     assert set(range(10)) <= set(found.features.tolist())
     assert len(found) <= 11
@@ -138,14 +139,15 @@ def test_size_alone_fills_the_set_difference_but_not_the_rate_test() -> None:
     by_difference = set_difference(anchor, seed, 0.0)
 
     assert len(by_difference) > 600
-    assert len(rate_test(anchor, seed, 0.0)) == 0
+    assert len(rate_test(anchor, seed, 0.0)) < 100
+    assert len(rate_test(anchor, seed, 0.0, control_false_discoveries=True)) == 0
     assert f"{len(by_difference)} of {len(by_difference)}" in by_difference.warnings[0]
 
 
 def test_uncorrected_p_values_keep_their_level_under_equal_rates() -> None:
     rates = np.full(4_000, 0.3)
     anchor, seed = rows_firing(rates, 300, seed=6), rows_firing(rates, 200, seed=7)
-    found = rate_test(anchor, seed, 0.0, alpha=0.05, control_false_discoveries=False)
+    found = rate_test(anchor, seed, 0.0, alpha=0.05)
     assert 0.02 < len(found) / 4_000 <= 0.05 + 3 * np.sqrt(0.05 * 0.95 / 4_000)
 
 
@@ -153,6 +155,37 @@ def test_the_mask_and_the_frame_tell_the_same_features() -> None:
     missing = set_difference(ANCHOR, SEED, 0.0, min_support=1)
     assert np.flatnonzero(missing.mask).tolist() == missing.to_frame()["feature"].to_list() == [1, 3]
     assert missing.to_frame()["peak_row"].to_list() == [2, 3]
+
+
+def test_the_rate_test_says_how_many_finds_could_be_chance() -> None:
+    rates = np.full(400, 0.3)
+    anchor, seed = rows_firing(rates, 300, seed=8), rows_firing(rates, 200, seed=9)
+    found = rate_test(anchor, seed, 0.0)
+    assert found.n_tested == 400
+    [warning] = found.warnings
+    assert "400 features were tested at p <= 0.05: chance alone passes up to 20 on average" in warning
+    assert f"{len(found)} were found" in warning
+
+
+def test_the_correction_says_what_it_leaves_out() -> None:
+    rates = np.full(400, 0.3)
+    anchor, seed = rows_firing(rates, 300, seed=8), rows_firing(rates, 200, seed=9)
+    n_uncorrected = len(rate_test(anchor, seed, 0.0))
+    [warning] = rate_test(anchor, seed, 0.0, control_false_discoveries=True).warnings
+    assert warning.startswith("0 of 400 features tested pass the rate test after the correction for false discov")
+    assert f"{n_uncorrected} before it" in warning
+
+
+def test_one_missing_kind_among_twenty_four_is_found_only_without_the_correction() -> None:
+    in_anchor, in_seed = np.zeros((336, 2_000)), np.zeros((128, 2_000))
+    in_anchor[:14, 0] = 1
+    in_anchor[14:100, 1:], in_seed[:33, 1:] = 1, 1
+    anchor, seed = table(in_anchor), table(in_seed)
+    found = rate_test(anchor, seed, 0.0)
+    assert found.features.tolist() == [0]
+    assert found.p_value[0] == pytest.approx(stats.hypergeom.sf(13, 464, 14, 336))
+    assert found.p_value[0] == pytest.approx(0.0107, abs=1e-3)
+    assert len(rate_test(anchor, seed, 0.0, control_false_discoveries=True)) == 0
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.5, -1.0])
