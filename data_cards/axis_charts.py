@@ -100,7 +100,7 @@ class _Frame:
         marks = svg.ticks(min([*heights, 0.0]), high or 1.0, 4)
         if unit == "share" and marks[-1] > 1 >= high:
             marks = [mark for mark in marks if mark <= 1] or [0.0, 1.0]
-        room = max(svg.text_width(format_tick(mark, unit)) for mark in marks) + 8
+        room = max(svg.text_width(format_tick(mark, unit)) for mark in marks) + 14
         x_marks = [mark for mark in svg.ticks(*x_range, max(width // 85, 3)) if x_range[0] <= mark <= x_range[1]]
         right, bottom = width - _RIGHT, _TOP + _PLOT_HEIGHT
         low, top = x_range if x_range[1] > x_range[0] else (x_range[0] - 0.5, x_range[0] + 0.5)

@@ -50,7 +50,7 @@ def draw_before_after(chart: BeforeAfter, width: int) -> tuple[str, float]:
     shown = [_change(pair, chart.unit) for pair in chart.pairs]
     rows = _Rows.plan([pair.label for pair in chart.pairs], shown, width)
     marks = svg.ticks(min([0.0, *finite(chart.values())]), _most(chart.values()), 3 if rows.narrow else 5)
-    scale = Scale(marks[0], marks[-1], rows.left + _DOT, rows.right - 3 * _DOT)
+    scale = Scale(marks[0], marks[-1], rows.left + 3 * _DOT, rows.right - 3 * _DOT)
     bottom = rows.height(len(chart.pairs))
     parts = [svg.line(scale(mark), 0, scale(mark), bottom, class_="grid") for mark in marks]
     for mark in marks:

@@ -33,7 +33,10 @@ _SMALL_TEXT = """
 _OUTSIDE = """
 [...document.querySelectorAll('svg text:not(.tip)')]
   .filter(t => t.getClientRects().length)
-  .filter(t => t.getBoundingClientRect().left < -1 || t.getBoundingClientRect().right > innerWidth + 1)
+  .filter(t => {
+    const [inner, outer] = [t.getBoundingClientRect(), t.ownerSVGElement.getBoundingClientRect()];
+    return inner.left < outer.left - 1 || inner.right > outer.right + 1 || inner.bottom > outer.bottom + 3;
+  })
   .map(t => t.textContent)
 """
 
