@@ -33,6 +33,7 @@ The faults, by name:
     garbage           200 with something not JSON     surrogates        lone surrogates and a NUL in the text
     half_body         200 that ends half-way          no_usage          a good reply without usage
     empty_body        200 with no bytes               redirect          307 to another host
+    trickle           200, one byte every 50 ms       new_limit_only    400 unless max_completion_tokens is used
 """
 
 from __future__ import annotations
@@ -94,6 +95,8 @@ class FaultServer:
         self.bodies: list[Body] = []
         """The last 10,000 request bodies as they came."""
         self.headers: list[dict[str, str]] = []
+        self.arrivals: list[float] = []
+        """When each of these came, in seconds of the event loop's clock."""
         self.in_flight = 0
         self.peak = 0
         """The most calls that were in flight together since the last `reset_peak`."""
@@ -165,6 +168,7 @@ class FaultServer:
         if len(self.bodies) < 10_000:
             self.bodies.append(body)
             self.headers.append(dict(headers))
+            self.arrivals.append(asyncio.get_running_loop().time())
 
     def _fault(self, key: str) -> str | None:
         if self._script:
@@ -267,6 +271,14 @@ async def _unauthorized(_: FaultServer, request: web.Request, __: Body) -> web.S
 
 
 @_fault
+async def _new_limit_only(server: FaultServer, _: web.Request, body: Body) -> web.StreamResponse:
+    if "max_tokens" not in body:
+        return _json(_completion(body, server.reply(body)))
+    error = {"message": "use the other one", "type": "invalid_request_error", "param": "max_tokens"}
+    return _json({"error": {**error, "code": "unsupported_parameter"}}, status=400)
+
+
+@_fault
 async def _too_long(_: FaultServer, __: web.Request, ___: Body) -> web.StreamResponse:
     return _error("too many tokens", "invalid_request_error", "context_length_exceeded", status=400)
 
@@ -277,8 +289,9 @@ async def _no_quota(_: FaultServer, __: web.Request, ___: Body) -> web.StreamRes
 
 
 @_fault
-async def _garbage(_: FaultServer, __: web.Request, ___: Body) -> web.StreamResponse:
-    return web.Response(body=b"<html>\xff\xfe bad gateway", content_type="application/json")
+async def _garbage(_: FaultServer, request: web.Request, __: Body) -> web.StreamResponse:
+    echo = request.headers.get("Authorization", "").encode()
+    return web.Response(body=b"<html>\xff\xfe bad gateway " + echo, content_type="application/json")
 
 
 @_fault
@@ -288,6 +301,17 @@ async def _half_body(server: FaultServer, request: web.Request, body: Body) -> w
     await response.prepare(request)
     await response.write(whole[: len(whole) // 2])
     _hang_up(request)
+    return response
+
+
+@_fault
+async def _trickle(server: FaultServer, request: web.Request, body: Body) -> web.StreamResponse:
+    whole = orjson.dumps(_completion(body, server.reply(body)))
+    response = web.StreamResponse(headers={"Content-Length": str(len(whole)), "Content-Type": "application/json"})
+    await response.prepare(request)
+    for byte in whole:
+        await response.write(bytes([byte]))
+        await asyncio.sleep(0.05)
     return response
 
 
