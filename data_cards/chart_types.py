@@ -112,6 +112,7 @@ class Funnel(ChartBase):
     """How many are left after each step, and which share of the step before that is."""
 
     kind: Literal["funnel"] = "funnel"
+    caption: str = "Percentages are of the step before."
     steps: tuple[Step, ...]
 
     def values(self) -> Iterator[Number]:
