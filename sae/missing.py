@@ -219,8 +219,8 @@ def _chance_warnings(keep: Mask, below: Mask, alpha: float) -> tuple[str, ...]:
         )
     if found:
         return (
-            f"{tested} features were tested at p <= {alpha}: chance alone passes up to {alpha * tested:.0f} on average, "
-            f"and {found} were found. The random-feature null shows what they are worth.",
+            f"{tested} features were tested at p <= {alpha}: chance alone passes up to {alpha * tested:.0f} on "
+            f"average, and {found} were found. The random-feature null shows what they are worth.",
         )
     return ()
 
