@@ -108,14 +108,17 @@ class Gate:
             self._probing = False
         self._admit()
 
-    def answered(self) -> None:
-        """The server did its work: good data, or a refusal that says something about the request alone."""
+    def answered(self, permit: Permit) -> None:
+        """The server did its work: good data, or a refusal that says something about the request alone.
+
+        Late answers to calls from before the breaker opened don't close it: a server that goes down still sends some.
+        """
         self._answers += 1
         self._failures = 0
         self._stalled_since = None
         step = max(1.0, self._most / _ROUND_TRIPS_TO_RECOVER)
         self._limit = min(float(self._most), self._limit + step / max(1.0, self._limit))
-        if self._opened_at is not None:
+        if self._opened_at is not None and permit.probe:
             _log.warning("%s answers again after %.0f s; going on.", self._server, self._loop.time() - self._opened_at)
             self._opened_at = None
             self._probe_s = FIRST_PROBE_S

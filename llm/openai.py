@@ -149,15 +149,15 @@ class OpenAIEngine:
                 line.gate.refused(permit, error)
                 pause_s = tries.pause_after(error, line.gate)
             except RefusedError as error:
-                line.gate.answered()
+                line.gate.answered(permit)
                 if not self._learns_from(error):
                     raise
                 pause_s = 0.0
             except HeadwaterError:
-                line.gate.answered()
+                line.gate.answered(permit)
                 raise
             else:
-                line.gate.answered()
+                line.gate.answered(permit)
                 return completion
             finally:
                 line.gate.leave(permit)

@@ -88,6 +88,10 @@ class FaultServer:
     def __init__(self, plan: Plan | None = None, *, reply: Callable[[Body], str] = reply_to, port: int = 0) -> None:
         self.plan = plan or Plan()
         self.reply = reply
+        self.close_on: str | None = None
+        """Calls whose last message has this text find the connection closed, however often they come."""
+        self.card: dict[str, Any] = {"id": "fake", "object": "model", "created": 0, "owned_by": "me", "root": "fake"}
+        """What `GET /v1/models` says."""
         self.port = port
         self.asked: Counter[str] = Counter()
         self.served: Counter[str] = Counter()
@@ -154,7 +158,7 @@ class FaultServer:
         body: Body = orjson.loads(await request.read())
         key = key_of(body)
         self._remember(body, request.headers)
-        fault = self._fault(key)
+        fault = "close" if body["messages"][-1]["content"] == self.close_on else self._fault(key)
         self.asked[key] += 1
         if self.plan.latency_s:
             await asyncio.sleep(self.plan.latency_s)
@@ -185,8 +189,7 @@ class FaultServer:
         return None
 
     async def _models(self, _: web.Request) -> web.Response:
-        card = {"id": "fake", "object": "model", "created": 0, "owned_by": "vllm", "root": "fake", "parent": None}
-        return _json({"object": "list", "data": [card]})
+        return _json({"object": "list", "data": [self.card]})
 
     async def _counts(self, _: web.Request) -> web.Response:
         return _json({"asked": self.asked, "served": self.served, "faults": self.faults, "peak": self.peak})

@@ -88,10 +88,10 @@ async def test_answers_raise_concurrency_by_a_sixteenth_of_the_most_per_round_tr
     it.refused(permit, BUSY)
     assert it.limit == 32
     for _ in range(32):
-        it.answered()
+        it.answered(permit)
     assert it.limit == pytest.approx(36, abs=1)
     for _ in range(64 * 16):
-        it.answered()
+        it.answered(permit)
     assert it.limit == 64
 
 
@@ -127,7 +127,7 @@ async def test_the_breaker_opens_after_failures_in_a_row_and_not_before() -> Non
     for permit in await permits(it, FAILURES_TO_OPEN - 1):
         it.refused(permit, DOWN)
         it.leave(permit)
-    it.answered()
+    it.answered(permit)
     for permit in await permits(it, FAILURES_TO_OPEN - 1):
         it.refused(permit, DOWN)
         it.leave(permit)
@@ -145,10 +145,18 @@ async def test_an_open_breaker_lets_one_probe_through_and_closes_on_an_answer(mo
     probe = await asyncio.wait_for(it.enter(), 1)
     assert probe.probe
     assert not await is_let_in(it, 0.1)
-    it.answered()
+    it.answered(probe)
     assert not it.is_open
     it.leave(probe)
     assert not (await it.enter()).probe
+
+
+async def test_a_late_answer_to_an_older_call_does_not_close_the_breaker() -> None:
+    it = gate()
+    (older,) = await permits(it, 1)
+    await open_breaker(it)
+    it.answered(older)
+    assert it.is_open
 
 
 async def test_a_failed_probe_doubles_the_pause(monkeypatch: pytest.MonkeyPatch) -> None:
