@@ -128,10 +128,14 @@ class Lockstep:
                     self._answered()
             for (name, request_id), future in futures.items():
                 _settle(future, _no_outcome(name, request_id))
-        except Exception as error:
+        except BaseException as error:
+            # whatever it was, no row may be left waiting for ever
+            told = error if isinstance(error, Exception) else TransientError(f"The engine ended: {error!r}.")
             for future in futures.values():
                 if not future.done():
-                    future.set_exception(error)
+                    future.set_exception(told)
+            if not isinstance(error, Exception):
+                raise
         self._sending = None
         self._send_if_all_wait()
 
