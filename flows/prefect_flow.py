@@ -79,7 +79,8 @@ def _run_flow(execution: Execution, url: str) -> None:
 
     names = {"name": execution.run.pipeline, "flow_run_name": execution.run.path.name}
     pipeline = flow(**names, persist_result=False, retries=0)(run_stages)
-    final, cause = None, None
+    final: Any = None
+    cause: Exception | None = None
     with temporary_settings({PREFECT_API_URL: url}), _quiet_loggers():
         try:
             final = pipeline(execution.run.name, return_state=True)

@@ -9,6 +9,7 @@ own leaves the server running.
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import socket
 import subprocess
@@ -128,10 +129,13 @@ def _server_environment(home: Path) -> dict[str, str]:
 
 def _serve(handle: int) -> None:
     """Body of the child: serve until the parent's end of our standard input closes."""
+    gc.disable()  # collecting while thousands of classes are made takes a quarter of the import
     import uvicorn
     from prefect.server.api.server import create_app
 
     server = uvicorn.Server(uvicorn.Config(create_app(), log_level="error", lifespan="on", fd=handle))
+    gc.freeze()
+    gc.enable()
 
     def end_with_parent() -> None:
         sys.stdin.buffer.read()
