@@ -95,7 +95,8 @@ def run_to_block(model: PreTrainedModel, block: nn.Module, inputs: dict[str, Any
 
     handle = block.register_forward_hook(stop)
     try:
-        with torch.inference_mode():
+        # Not inference mode: its tensors can't take part in the training of an SAE.
+        with torch.no_grad():
             model.base_model(**inputs)
     except _Reached as reached:
         return reached.hidden

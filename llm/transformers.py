@@ -2,29 +2,36 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
 from headwater.core.errors import ConfigError
 from headwater.llm.chat import ChatFormat
 from headwater.llm.hidden import HiddenBatch, stream_hidden
-from headwater.llm.types import EngineIdentity, Message
+from headwater.llm.types import ChatOutcome, ChatRequest, EngineIdentity, Message, TokenScores
 from headwater.llm.weights import files_sha256, model_folder, tokenizer_sha256, weight_files
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+_Item = TypeVar("_Item")
+
 __all__ = ["HiddenBatch", "TransformersEngine"]
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _MAX_BATCH_TOKENS = 4096
+_MAX_BATCH_ROWS = 64
+_MAX_CACHE_TOKENS = 1 << 17
+"""Tokens whose keys and values may be held at once: fewer rows are decoded together when they are long."""
 
 
 class TransformersEngine:
@@ -46,6 +53,7 @@ class TransformersEngine:
         dtype: str = "float32",
         device: str = "auto",
         max_batch_tokens: int = _MAX_BATCH_TOKENS,
+        max_batch_rows: int = _MAX_BATCH_ROWS,
         revision: str | None = None,
         trust_remote_code: bool = False,
         cache: Path | None = None,
@@ -61,7 +69,10 @@ class TransformersEngine:
         self._revision = revision
         self._trust = trust_remote_code
         self._cache = cache
+        self._max_batch_rows = max_batch_rows
         self._busy = threading.Lock()
+        # One thread for all decoding: torch starts a pool of its own for every thread that calls it.
+        self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="headwater-decode")
 
     @cached_property
     def folder(self) -> Path:
@@ -128,25 +139,72 @@ class TransformersEngine:
         conversation's own tokens are those of its messages in `roles`, at most `max_tokens` of them. Tokens that all
         conversations begin with (a system prompt) are computed once and not returned. Every conversation occurs once.
         """
-        batches = stream_hidden(
-            self.model,
-            self.chat_format,
-            conversations,
-            layer,
-            roles=roles,
-            max_tokens=max_tokens,
-            max_batch_tokens=self._max_batch_tokens,
+        with self._busy:
+            model, chat_format = self.model, self.chat_format
+        yield from self._one_at_a_time(
+            stream_hidden(
+                model,
+                chat_format,
+                conversations,
+                layer,
+                roles=roles,
+                max_tokens=max_tokens,
+                max_batch_tokens=self._max_batch_tokens,
+            )
         )
-        while True:
-            with self._busy:
-                batch = next(batches, None)
-            if batch is None:
-                return
-            yield batch
+
+    def score(self, texts: Sequence[str]) -> Iterator[TokenScores]:
+        """Natural-log probabilities of the tokens of raw texts, in order; see `ScoringEngine.score`."""
+        from headwater.llm.score import score_texts
+
+        with self._busy:
+            model, tokenizer = self.model, self.tokenizer
+        yield from self._one_at_a_time(score_texts(model, tokenizer, texts, max_batch_tokens=self._max_batch_tokens))
+
+    async def chat(self, requests: Iterable[ChatRequest]) -> AsyncIterator[ChatOutcome]:
+        """Answer all requests together, streaming outcomes as rows end; see `Engine.chat`.
+
+        A row draws from its own seed, so its reply depends on its batch mates only through the round-off of floats. The
+        batches follow from the requests alone: the same call gives the same replies.
+        """
+        stop = threading.Event()
+        batch = list(requests)
+        loop = asyncio.get_running_loop()
+        groups = await loop.run_in_executor(self._worker, self._generate, batch, stop.is_set)
+        try:
+            while (group := await loop.run_in_executor(self._worker, next, groups, None)) is not None:
+                for outcome in group:
+                    yield outcome
+        finally:
+            stop.set()
 
     async def aclose(self) -> None:
         """Let go of the model."""
+        self._worker.shutdown(wait=True)
         self.__dict__.pop("model", None)
+
+    def _one_at_a_time(self, items: Iterator[_Item]) -> Iterator[_Item]:
+        """Each step under the lock, so that threads take turns with the model."""
+        while True:
+            with self._busy:
+                item = next(items, None)
+            if item is None:
+                return
+            yield item
+
+    def _generate(self, requests: list[ChatRequest], stopped: Callable[[], bool]) -> Iterator[list[ChatOutcome]]:
+        from headwater.llm.generate import Generator
+
+        with self._busy:
+            generator = Generator(
+                self.model,
+                self.chat_format,
+                max_rows=self._max_batch_rows,
+                max_cache_tokens=_MAX_CACHE_TOKENS,
+                max_batch_tokens=self._max_batch_tokens,
+                stopped=stopped,
+            )
+        return self._one_at_a_time(generator.run(requests))
 
     def _unloadable(self, what: str, error: Exception) -> ConfigError:
         return ConfigError(

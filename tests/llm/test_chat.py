@@ -28,7 +28,9 @@ MISTRAL_LIKE = (
     "{% else %}{{ raise_exception('Only user and assistant roles are supported!') }}{% endif %}{% endfor %}"
 )
 SHOWN_TWICE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\nAgain: {{ m.content }}\n{% endfor %}"
-DEPENDS_ON_CONTENT = "{% for m in messages %}{% if '?' in m.content %}Question: {% else %}Order: {% endif %}{{ m.content }}\n{% endfor %}"
+DEPENDS_ON_CONTENT = (
+    "{% for m in messages %}{{ 'Question: ' if '?' in m.content else 'Order: ' }}{{ m.content }}\n{% endfor %}"
+)
 DATED = "{{ strftime_now('%d %b %Y') }}\n{% for m in messages %}{{ m.content }}{% endfor %}"
 TEMPLATES = {
     "llama": LLAMA_LIKE,
