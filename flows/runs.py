@@ -19,7 +19,8 @@ from headwater.core.store import StageOutput, Workspace, load_output
 from headwater.data_cards.redact import redact_values
 from headwater.flows.suggest import did_you_mean
 
-_STATE = "state.json"
+_STATE = "run.json"
+"""Not `state.json`: by that name `datasets` would take the run folder for a dataset saved to disk, and refuse it."""
 _ALIVE = ".alive"
 
 _held: dict[Path, int] = {}
@@ -28,7 +29,7 @@ _held: dict[Path, int] = {}
 
 @dataclass(frozen=True)
 class Run:
-    """A run folder: `recipe.yaml`, `state.json`, `events.jsonl`, `lineage.json`, `dataset/`, card and report."""
+    """A run folder: `recipe.yaml`, `run.json`, `events.jsonl`, `lineage.json`, `dataset/`, card and report."""
 
     path: Path
 
