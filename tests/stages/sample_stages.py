@@ -129,8 +129,9 @@ class Total(TableStage[TotalConfig]):
         return schema(line=pa.string())
 
     def run(self, inputs: Mapping[str, StageOutput], out: OutputWriter, context: StageContext) -> None:
-        both = pl.concat([inputs[name].scan() for name in ("near", "far")]).sort("number", "text").collect()
-        ids = [row_id(self.name, [parent]) for parent in both["id"]]
+        told = [inputs[name].scan().with_columns(side=pl.lit(side)) for side, name in enumerate(("near", "far"))]
+        both = pl.concat(told).sort("number", "side").collect()
+        ids = [row_id(self.name, [parent], side) for parent, side in both.select("id", "side").iter_rows()]
         out.write(both.select(pl.Series("id", ids), line=pl.format("{}: {}", "number", "text")))
 
 
