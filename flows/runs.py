@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import itertools
 import json
 import os
 import shutil
@@ -101,21 +102,19 @@ def create_run(workspace: Workspace, pipeline: str, recipe: Mapping[str, Any]) -
 
     The run counts as alive until its state is set to something final or this process ends.
     """
-    stamp = time.strftime("%Y-%m-%dT%H-%M-%S")
-    for suffix in ("", *(f"-{n}" for n in range(2, 1000))):
-        path = workspace.runs / pipeline / f"{stamp}{suffix}"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            path.mkdir()
-        except FileExistsError:
-            continue
+    try:
+        path = _new_folder(workspace.runs / pipeline, time.strftime("%Y-%m-%dT%H-%M-%S"))
         text = yaml.safe_dump(redact_values(recipe), sort_keys=False, allow_unicode=True)
         write_atomically(path / "recipe.yaml", text)
         _hold(path)
         run = Run(path)
         run.set_state("running", started=time.time())
-        return run
-    raise ConfigError(f"Could not create a run folder under {workspace.runs / pipeline}.")
+    except OSError as error:
+        raise ConfigError(
+            f"The workspace {workspace.root} can't be written: {error.strerror}.",
+            todo="Mend that, or give another folder with --workspace.",
+        ) from error
+    return run
 
 
 def find_run(workspace: Workspace, name: str | None) -> Run:
@@ -156,6 +155,17 @@ def write_atomically(path: Path, text: str) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     temporary.write_text(text, "utf-8")
     temporary.replace(path)
+
+
+def _new_folder(parent: Path, stamp: str) -> Path:
+    parent.mkdir(parents=True, exist_ok=True)
+    for suffix in itertools.chain([""], (f"-{n}" for n in itertools.count(2))):
+        try:
+            (parent / f"{stamp}{suffix}").mkdir()
+        except FileExistsError:
+            continue
+        return parent / f"{stamp}{suffix}"
+    raise AssertionError("unreachable: the suffixes don't end")
 
 
 def _hold(folder: Path) -> None:

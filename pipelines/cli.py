@@ -5,7 +5,6 @@ Exit codes: 0 done, 1 failed, 2 bad usage or recipe, 130 stopped with everything
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -242,8 +241,4 @@ def doctor(workspace: Path) -> None:
 def _workspace(root: Path) -> Workspace:
     from headwater.core.store import Workspace
 
-    if root.exists() and not root.is_dir():
-        raise ConfigError(f"The workspace {root} is a file.", todo="Give a folder with --workspace.")
-    if root.is_dir() and not os.access(root, os.R_OK | os.X_OK):
-        raise ConfigError(f"The workspace {root} can't be read.", todo="Give another folder with --workspace.")
     return Workspace(root)

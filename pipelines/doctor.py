@@ -40,7 +40,7 @@ def examine(workspace: Workspace) -> None:
     for check in checks:
         for good, what, details in check():
             mark = {True: click.style("ok", fg="green"), False: click.style("--", fg="yellow"), None: "  "}[good]
-            click.echo(f"{mark} {what:<22} {details}")
+            click.echo(f"{mark} {what:<30} {details}")
 
 
 def _machine() -> Iterator[_Finding]:
@@ -83,7 +83,8 @@ def _engines() -> Iterator[_Finding]:
     from headwater.llm.registry import engine_status
 
     for status in engine_status():
-        yield status.available, f"engine {status.engine}", status.detail
+        details = "ready" if status.available else f"{status.missing} is missing: {status.line}"
+        yield status.available, f"engine {status.engine}", details
 
 
 def _extras() -> Iterator[_Finding]:

@@ -13,8 +13,6 @@ import click
 from headwater.core.errors import HeadwaterError
 
 _STOPPED = 130
-_BROKEN_PIPE = 141
-"""128 + SIGPIPE: what a shell reports for a program whose reader (`head`) has gone."""
 
 _where: list[Path] = []
 """The run folder in use, so that the traceback of an unexpected error ends up beside what it concerns."""
@@ -37,9 +35,8 @@ def exit_code_of(error: BaseException) -> int:
     if isinstance(error, KeyboardInterrupt | click.Abort):
         _say("Stopped.")
         return _STOPPED
-    if isinstance(error, BrokenPipeError):
-        sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115 - so that the flush at exit has somewhere to go
-        return _BROKEN_PIPE
+    if isinstance(error, SystemExit):  # click's answer to a reader (`head`) that has gone away
+        return error.code if isinstance(error.code, int) else 1
     return _unexpected(error)
 
 

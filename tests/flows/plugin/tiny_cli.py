@@ -11,10 +11,10 @@ PLUGIN = Path(__file__).parent
 COMMAND = Path(sys.executable).with_name("pipeline")
 
 
-def environment(workspace: Path, **more: str) -> dict[str, str]:
+def environment(workspace: Path, home: Path | None = None, **more: str) -> dict[str, str]:
     """The environment of a child: the tiny flow on the path, a home without a history, no Prefect settings of ours."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("PREFECT", "HEADWATER"))}
-    home = workspace.parent / "home"
+    home = home or workspace.parent / "home"
     home.mkdir(exist_ok=True)
     own = {"PYTHONPATH": str(PLUGIN), "HEADWATER_HOME": str(workspace), "HOME": str(home), "OMP_NUM_THREADS": "1"}
     return {**kept, **own, **more}
@@ -32,11 +32,13 @@ def start(workspace: Path, *arguments: str, **more: str) -> subprocess.Popen[str
     )
 
 
-def pipeline(workspace: Path, *arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
+def pipeline(
+    workspace: Path, *arguments: str, home: Path | None = None, **more: str
+) -> subprocess.CompletedProcess[str]:
     """Run the command to its end."""
     return subprocess.run(
         [COMMAND, *arguments],
-        env=environment(workspace, **more),
+        env=environment(workspace, home, **more),
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,

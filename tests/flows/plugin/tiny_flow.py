@@ -22,6 +22,8 @@ from headwater.data_cards.report import Report
 from headwater.flows.graph import Graph, Node
 from headwater.flows.recipe import Recipe
 from headwater.flows.runs import Run
+from headwater.llm.registry import EngineConfig
+from headwater.llm.types import ChatRequest, Message, Sampling
 from headwater.stages.base import Call, Forecast, Knob, RowStage, StageConfig, StageContext, TableStage
 
 NUMBERS = schema(number=pa.int64())
@@ -71,6 +73,8 @@ class SquareConfig(StageConfig):
     """Number at which the stage fails for good."""
     crash_at: int | None = Knob(None)
     """Number at which it meets an error nobody expected."""
+    engine: EngineConfig | None = None
+    """Ask it about every number; its answer is the row's `said`."""
     log: str | None = Knob(None)
     """File that gets one line per processed row, so that a test sees what was done again."""
 
@@ -82,11 +86,20 @@ class Square(RowStage[SquareConfig]):
 
     @property
     def output(self) -> pa.Schema:
-        return schema(number=pa.int64(), square=pa.int64())
+        return schema(number=pa.int64(), square=pa.int64(), said=pa.string())
 
     @property
     def concurrency(self) -> int:
         return self.config.concurrency
+
+    def engine_configs(self) -> Mapping[str, EngineConfig]:
+        return {} if self.config.engine is None else {"engine": self.config.engine}
+
+    def forecast(self, rows: Mapping[str, int]) -> Forecast:
+        n = rows["rows"]
+        if self.config.engine is None:
+            return Forecast(rows=n)
+        return Forecast(rows=n, calls=n, tokens_in=n * 10, tokens_out=n * 20, model=self.config.engine.model)
 
     async def process(self, row: Row, call: Call) -> Sequence[dict[str, Any]] | Reject:
         number = int(row["number"])
@@ -95,10 +108,14 @@ class Square(RowStage[SquareConfig]):
         if number == self.config.crash_at:
             raise ZeroDivisionError("nobody expected this")
         await asyncio.sleep(self.config.wait_s)
+        said = None
+        if self.config.engine is not None:
+            question = (Message("user", f"What is {number} squared?"),)
+            said = (await call.chat(ChatRequest(row["id"], question, Sampling(), seed=number))).text
         if self.config.log is not None:
             with Path(self.config.log).open("a") as file:
                 file.write(f"{number}\n")
-        return [{"number": number, "square": number * number}]
+        return [{"number": number, "square": number * number, "said": said}]
 
 
 class Keep(TableStage[StageConfig]):
