@@ -149,6 +149,10 @@ class FeatureSpace:
         """Activations (tokens, d_model) from feature values (tokens, width)."""
         return values @ self.w_dec + self.b_dec
 
+    def reconstruct(self, x: Tensor) -> Tensor:
+        """What the SAE makes of activations (tokens, d_model), block by block."""
+        return torch.cat([self.decode(self.encode(x[block])) for block in self.blocks(len(x))] or [x])
+
     def blocks(self, n_tokens: int) -> Iterator[slice]:
         """Slices that cover `n_tokens`, each small enough for one dense (tokens, width) buffer of `BLOCK_BYTES`."""
         size = max(1, BLOCK_BYTES // (4 * self.width))
@@ -167,6 +171,10 @@ class FeatureSpace:
     def in_unit(self, input_scale: float) -> FeatureSpace:
         """The same space with the name of its unit restored, for weights that hold the scale already."""
         return replace(self, input_scale=input_scale)
+
+    def with_facts(self, facts: Mapping[str, Any]) -> FeatureSpace:
+        """The same space with other `facts`."""
+        return replace(self, facts=dict(facts))
 
     def check_fits(self, *, model: str, layer: int, d_model: int) -> None:
         """Raise ConfigError unless the space reads activations of that size, from that block of that model."""

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
 from torch import Tensor
 
+if TYPE_CHECKING:
+    from headwater.llm.transformers import TransformersEngine
+
+CACHE = Path(__file__).parents[2] / ".build" / "cache"
 D_MODEL, WIDTH = 12, 40
 
 
@@ -16,6 +23,15 @@ class Batch:
     rows: list[int]
     hidden: Tensor
     own: Tensor
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """The sums here are small: threads that wait for one another cost more than they give on a shared machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture
@@ -54,3 +70,12 @@ def batches() -> list[Batch]:
                 hidden[line, 6] = hidden[line, 2]
         found.append(Batch(rows, hidden, own))
     return found
+
+
+@pytest.fixture(scope="session")
+def engine() -> TransformersEngine:
+    """The embedded model in float32, converted once and kept between test runs."""
+    from headwater.llm.embedded import embedded_model_folder
+    from headwater.llm.transformers import TransformersEngine
+
+    return TransformersEngine(model=embedded_model_folder(CACHE), name="smollm2-135m", cache=CACHE)
