@@ -22,7 +22,7 @@ from headwater.llm.openai import OpenAIEngine
 from headwater.llm.types import ChatOutcome, ChatRequest
 from headwater.stages.run import run_stage
 
-ROWS = 40
+ROWS = 32
 _BATCH_SECONDS = 0.02
 
 
@@ -53,8 +53,13 @@ def run_graph(root: Path, base_url: str) -> StageOutput:
 
 
 def _serve() -> None:
-    import pyarrow.parquet  # noqa: F401 - the children shall find both loaded
+    import polars
+    import pyarrow.parquet
 
+    import headwater.stages.row_runner  # noqa: F401 - the children shall find everything loaded
+
+    polars.Series([0])
+    pyarrow.array([0])
     for line in sys.stdin:
         root, base_url = line.split()
         pid = os.fork()
