@@ -13,11 +13,11 @@ from torch import Tensor
 from transformers.cache_utils import DynamicCache
 
 from headwater.core.errors import BadOutput, HeadwaterError, PermanentError
-from headwater.core.text import clean_text
 from headwater.llm.batching import common_prefix, length_batches
 from headwater.llm.kv import SlotCache, right_aligned, use_grouped_attention
+from headwater.llm.replies import cut_at_stop, judge_reply
 from headwater.llm.sampling import draw_tokens
-from headwater.llm.types import ChatOutcome, ChatRequest, Completion, Usage
+from headwater.llm.types import ChatOutcome, ChatRequest, Usage
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -245,27 +245,6 @@ class Generator:
 
     def _decode(self, tokens: Sequence[int]) -> str:
         return str(self._tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False))
-
-
-def cut_at_stop(text: str, stops: Sequence[str]) -> tuple[str, bool]:
-    """The text before the first stop text in it, and whether there was one."""
-    places = [place for place in (text.find(stop) for stop in stops) if place >= 0]
-    return (text[: min(places)], True) if places else (text, False)
-
-
-def judge_reply(request: ChatRequest, text: str, usage: Usage, *, ended: bool) -> Completion | BadOutput:
-    """A completion, or why the reply is not data."""
-    if not ended:
-        return BadOutput(
-            f"The reply to {request.id} was cut at {request.sampling.max_tokens} tokens.",
-            reason="cut_at_length",
-            raw=text,
-            todo="Raise max_tokens.",
-        )
-    if not text.strip():
-        return BadOutput(f"The reply to {request.id} has no text.", reason="empty_reply", raw=text)
-    cleaned, changed = clean_text(text)
-    return Completion(cleaned, usage, changed)
 
 
 def _end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:

@@ -56,7 +56,8 @@ def _batch(model: PreTrainedModel, rows: Sequence[list[int]]) -> list[NDArray[np
     hidden = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
     real = torch.arange(1, longest, device=ids.device) < torch.tensor([[len(row)] for row in rows], device=ids.device)
     values = _chosen_logprobs(model, hidden[:, :-1][real], ids[:, 1:][real])
-    return [part.numpy() for part in values.cpu().split([len(row) - 1 for row in rows])]
+    parts: Sequence[Tensor] = values.cpu().split([len(row) - 1 for row in rows])  # type: ignore[no-untyped-call]
+    return [part.numpy() for part in parts]
 
 
 def _chosen_logprobs(model: PreTrainedModel, hidden: Tensor, targets: Tensor) -> Tensor:
@@ -64,9 +65,10 @@ def _chosen_logprobs(model: PreTrainedModel, hidden: Tensor, targets: Tensor) ->
     head = model.get_output_embeddings()
     size = max(1, _CHUNK_LOGITS // int(model.config.get_text_config(decoder=True).vocab_size))
     parts = []
-    for some, wanted in zip(hidden.split(size), targets.split(size), strict=True):
-        logits = _adjusted(model, head(some).float())
-        parts.append(logits.gather(-1, wanted.unsqueeze(-1)).squeeze(-1) - logits.logsumexp(-1))
+    for start in range(0, len(targets), size):
+        logits = _adjusted(model, head(hidden[start : start + size]).float())
+        wanted = targets[start : start + size].unsqueeze(-1)
+        parts.append(logits.gather(-1, wanted).squeeze(-1) - logits.logsumexp(-1))
     return torch.cat(parts)
 
 

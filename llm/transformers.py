@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import threading
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,32 +14,25 @@ from typing import TYPE_CHECKING, TypeVar
 import torch
 
 from headwater.core.errors import ConfigError
-from headwater.llm.chat import ChatFormat
 from headwater.llm.hidden import HiddenBatch, stream_hidden
-from headwater.llm.types import ChatOutcome, ChatRequest, EngineIdentity, Message, TokenScores
-from headwater.llm.weights import files_sha256, model_folder, tokenizer_sha256, weight_files
+from headwater.llm.local import LocalModel
+from headwater.llm.types import ChatOutcome, ChatRequest, Message, TokenScores
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedModel
 
 _Item = TypeVar("_Item")
 
 __all__ = ["HiddenBatch", "TransformersEngine"]
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _MAX_BATCH_TOKENS = 4096
 _MAX_BATCH_ROWS = 64
 _MAX_CACHE_TOKENS = 1 << 17
 """Tokens whose keys and values may be held at once: fewer rows are decoded together when they are long."""
 
 
-class TransformersEngine:
-    """A model folder or Hub id, loaded at first use.
-
-    `name` goes into the identity instead of a folder's path; by default the folder's own name. `cache` is a folder
-    where hashes of weight files are remembered. Raises `ConfigError` for a model that is not there, has pickled weights
-    or needs code of its own while `trust_remote_code` is false.
-    """
+class TransformersEngine(LocalModel):
+    """A model folder or Hub id, loaded at first use; see `LocalModel` for what it raises."""
 
     batched = True
 
@@ -58,54 +50,21 @@ class TransformersEngine:
         trust_remote_code: bool = False,
         cache: Path | None = None,
     ) -> None:
-        if dtype not in DTYPES:
-            raise ConfigError(f"There is no dtype {dtype!r}.", todo=f"Use one of {', '.join(DTYPES)}.")
-        self._asked_for = model
-        self._name = name
-        self._engine = engine
-        self._dtype = dtype
+        super().__init__(
+            model=model,
+            engine=engine,
+            dtype=dtype,
+            name=name,
+            revision=revision,
+            trust_remote_code=trust_remote_code,
+            cache=cache,
+        )
         self._device = device
         self._max_batch_tokens = max_batch_tokens
-        self._revision = revision
-        self._trust = trust_remote_code
-        self._cache = cache
         self._max_batch_rows = max_batch_rows
         self._busy = threading.Lock()
         # One thread for all decoding: torch starts a pool of its own for every thread that calls it.
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="headwater-decode")
-
-    @cached_property
-    def folder(self) -> Path:
-        """The local model folder."""
-        return model_folder(self._asked_for, revision=self._revision, trust_remote_code=self._trust)
-
-    @cached_property
-    def identity(self) -> EngineIdentity:
-        template = self.tokenizer.chat_template or ""
-        is_folder = Path(self._asked_for).expanduser().is_dir()
-        return EngineIdentity(
-            engine=self._engine,
-            model=self._name or (self.folder.resolve().name if is_folder else str(self._asked_for)),
-            revision=files_sha256(weight_files(self.folder), self._cache),
-            tokenizer=tokenizer_sha256(self.folder),
-            chat_template=hashlib.sha256(str(template).encode()).hexdigest(),
-            dtype=self._dtype,
-        )
-
-    @cached_property
-    def tokenizer(self) -> PreTrainedTokenizerBase:
-        from transformers import AutoTokenizer
-
-        try:
-            return AutoTokenizer.from_pretrained(
-                self.folder, local_files_only=True, trust_remote_code=self._trust, use_fast=True
-            )
-        except (OSError, ValueError) as error:
-            raise self._unloadable("tokenizer", error) from error
-
-    @cached_property
-    def chat_format(self) -> ChatFormat:
-        return ChatFormat(self.tokenizer)
 
     @cached_property
     def model(self) -> PreTrainedModel:
@@ -116,7 +75,7 @@ class TransformersEngine:
             with _no_progress_bars():
                 model = AutoModelForCausalLM.from_pretrained(
                     self.folder,
-                    dtype=DTYPES[self._dtype],
+                    dtype=getattr(torch, self._dtype),
                     local_files_only=True,
                     use_safetensors=True,
                     trust_remote_code=self._trust,
@@ -205,12 +164,6 @@ class TransformersEngine:
                 stopped=stopped,
             )
         return self._one_at_a_time(generator.run(requests))
-
-    def _unloadable(self, what: str, error: Exception) -> ConfigError:
-        return ConfigError(
-            f"The {what} in {self.folder} can't be loaded: {error}",
-            todo="Check that the folder is whole; set trust_remote_code only for code that you have read.",
-        )
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from headwater.llm.types import ChatOutcome, ChatRequest, Completion, Message, S
 
 torch = pytest.importorskip("torch", reason="the local engines need the extra `local`")
 
-from headwater.llm.generate import cut_at_stop  # noqa: E402
+from headwater.llm.replies import cut_at_stop  # noqa: E402
 from headwater.llm.transformers import TransformersEngine  # noqa: E402
 
 GREEDY = Sampling(temperature=0, max_tokens=12)
