@@ -21,6 +21,8 @@ SCHEME = 1
 _PLUMBING = {f"headwater.stages.{name}" for name in ("base", "run", "row_runner", "calls", "engines")}
 _HELPERS = tuple(f"headwater.{name}" for name in ("sae", "verifiers", "data_cards", "stages", "core.text"))
 _ABSENT = object()
+_CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+"""Kept, because `json.dumps` builds one per call and row ids are made by the million."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,7 @@ def _differences(old: Any, new: Any, path: str) -> Iterator[str]:
 
 def canonical_json(value: Any) -> str:
     """JSON with sorted keys and no spaces; the same text for equal values."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+    return _CANONICAL.encode(value)
 
 
 def sha256_text(text: str) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fault_server import FaultServer, Plan
 from sample_stages import (
     Ask,
     AskConfig,
@@ -30,6 +31,7 @@ from headwater.core.journal import Entry, Journal
 from headwater.core.meter import Meter, Price, Reading
 from headwater.core.rows import row_id
 from headwater.core.store import StageOutput
+from headwater.llm.openai import OpenAIEngine
 from headwater.llm.types import ChatRequest
 from headwater.stages import row_runner
 from headwater.stages.run import fingerprint_of, run_stage
@@ -357,3 +359,27 @@ def test_a_remote_engine_is_opened_once_per_thread_and_a_local_one_once(tmp_path
     asyncio.run(pool.aclose_remote())
     assert pool.get("far") is not far  # type: ignore[arg-type]
     assert pool.get("near") is near  # type: ignore[arg-type]
+
+
+async def test_behind_a_server_that_misbehaves_every_row_ends_as_data_or_as_a_reject(tmp_path: Path) -> None:
+    shares = {"throttle": 0.05, "http_500": 0.03, "close": 0.03, "cut": 0.08, "surrogates": 0.03, "error_in_200": 0.03}
+    async with FaultServer(Plan(latency_s=0.005, shares=shares, retry_after="0")) as server:
+        pool = Pool(far=lambda: OpenAIEngine(base_url=server.base_url, model="fake", max_concurrency=16))
+
+        def work() -> StageOutput:
+            rows = run_stage(Numbers(NumbersConfig(rows=100)), {}, context(tmp_path)).output
+            return run_stage(
+                Ask(AskConfig(engine="far", concurrency=16)), {"rows": rows}, context(tmp_path, pool)
+            ).output
+
+        output = await asyncio.to_thread(work)
+    assert output.manifest["counts"]["attempted"] == 100
+    assert set(output.manifest["reasons"]) == {"cut_at_length", "unlucky"}
+    assert output.manifest["reasons"]["cut_at_length"] == server.faults["cut"]
+    raw = output.rejects().filter(reason="cut_at_length")["raw"].to_list()
+    assert all(text.startswith("reply ") for text in raw)
+    texts = output.read()["text"].to_list()
+    assert all(text.startswith(("reply ", "broken \ufffd half, whole 😀")) for text in texts)
+    assert len(texts) == 100 - len(raw) - 1
+    assert max(server.served.values()) == 1
+    assert min(server.faults[name] for name in shares) >= 1
