@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Mapping
+from http.client import HTTPException
 from pathlib import PurePosixPath, PureWindowsPath
 from typing import Any
 from urllib.error import HTTPError
@@ -61,7 +62,7 @@ def _listing(base: URL, headers: Mapping[str, str]) -> Any:
             return orjson.loads(reply.read(_MAX_BYTES))
     except HTTPError as error:
         _log.info("%s does not list its models (status %d).", server, error.code)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, HTTPException) as error:
         _log.warning("%s could not be asked which model it serves (%s).", server, type(error).__name__)
     return None
 

@@ -84,7 +84,7 @@ _TODO = {
 
 
 def read_reply(server: str, status: int, headers: Mapping[str, str], body: bytes) -> Completion:
-    """The completion in a reply. `server` names the server in messages; header names are matched as the mapping does.
+    """The completion in a reply. `server` names the server in messages; header names are in lower case.
 
     Raises ThrottledError (429, 503, 529), TransientError (other 5xx, 408, 409, 425; UnreachableError for a gateway that
     found no server; UnreadableError for a reply that makes no sense), RefusedError, or BadOutput with the reason
@@ -116,14 +116,14 @@ def retry_after(headers: Mapping[str, str]) -> float | None:
     milliseconds = _seconds(headers.get("retry-after-ms", ""))
     if milliseconds is not None:
         return milliseconds / 1000
-    given = headers.get("Retry-After", "").strip()
+    given = headers.get("retry-after", "").strip()
     seconds = _seconds(given)
     if seconds is not None:
         return seconds
     at = _epoch(given)
     if at is None:
         return None
-    now = _epoch(headers.get("Date", ""))
+    now = _epoch(headers.get("date", ""))
     return max(0.0, at - (time.time() if now is None else now))
 
 
@@ -225,7 +225,7 @@ def _error(
 
 def _todo(status: int, headers: Mapping[str, str]) -> str:
     if 300 <= status < 400:
-        return f"It redirects to {headers.get('Location', 'elsewhere')}: write that as base_url."
+        return f"It redirects to {headers.get('location', 'elsewhere')}: write that as base_url."
     return _TODO.get(status, "Change the request: the server will not take it as it is.")
 
 

@@ -1,8 +1,9 @@
 """Any server that speaks OpenAI's `/v1/chat/completions`: vLLM, SGLang, llama.cpp, Ollama, TGI, the hosted ones.
 
-The client is aiohttp, chosen by measurement: on two cores against a 50 ms server with 64 calls in flight, aiohttp with
-its defaults made 1,075 rows/s, tuned as below 1,086, and a bare asyncio protocol over httptools 1,143. The 5 % are not
-worth an HTTP client of our own. `tests/bench/bench_http.py` measures this engine against it.
+The client was chosen by measurement, in seconds of processor time per 2,000 calls (64 in flight, 50 ms, two cores):
+aiohttp with its defaults 0.42, tuned 0.36, httptools on a bare asyncio protocol 0.15. A plain-HTTP server, which is a
+local one, is worth the lean client (`http_lean.py`); TLS and proxies go through aiohttp (`http_aiohttp.py`), where
+seconds of latency hide the difference. `tests/bench/bench_http.py` measures the engine against a bare aiohttp client.
 """
 
 from __future__ import annotations
@@ -11,9 +12,9 @@ import asyncio
 from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import chain, islice
+from typing import TYPE_CHECKING
 from urllib.request import getproxies, proxy_bypass
 
-import aiohttp
 import orjson
 from pydantic import SecretStr
 from yarl import URL
@@ -22,14 +23,15 @@ from headwater.core.errors import BadOutput, ConfigError, HeadwaterError, Transi
 from headwater.core.seeds import derive_seed
 from headwater.core.text import clean_text
 from headwater.llm.http_gate import Gate
+from headwater.llm.http_lean import LeanTransport
 from headwater.llm.http_models import portable_name, reported_revision
-from headwater.llm.http_replies import RefusedError, UnreachableError, UnreadableError, read_reply
+from headwater.llm.http_replies import RefusedError, UnreadableError, read_reply
 from headwater.llm.http_tries import Tries
 from headwater.llm.types import ChatOutcome, ChatRequest, Completion, EngineIdentity
 
-_CONNECT_S = 15.0
-_KEEPALIVE_S = 4.0
-"""Below the 5 s after which uvicorn, hence vLLM, drops an idle connection: we never write into one that is closing."""
+if TYPE_CHECKING:
+    from headwater.llm.http_aiohttp import AiohttpTransport
+
 _OWN_FIELDS = frozenset({"model", "messages", "seed", "stream", "stop", "n"})
 
 
@@ -167,7 +169,7 @@ class OpenAIEngine:
         """Close all connections. The next call opens new ones."""
         line, self._line = self._line, None
         if line is not None and line.loop is asyncio.get_running_loop():
-            await line.session.close()
+            await line.transport.aclose()
 
     async def _outcome(self, request: ChatRequest) -> ChatOutcome:
         try:
@@ -176,19 +178,11 @@ class OpenAIEngine:
             return ChatOutcome(request.id, error)
 
     async def _call(self, line: _Line, request: ChatRequest) -> Completion:
-        body = self._body(request)
         try:
-            async with line.session.post(self._url, data=body, allow_redirects=False, proxy=line.proxy) as response:
-                content = await response.read()
-                return read_reply(self._server, response.status, response.headers, content)
+            reply = await line.transport.post(self._body(request))
+            return read_reply(self._server, reply.status, reply.headers, reply.body)
         except HeadwaterError as error:
             raise self._hide_key(error) from None
-        except TimeoutError:
-            raise TransientError(f"{self._server} gave no complete answer within {self._deadline_s:g} s.") from None
-        except (aiohttp.ClientPayloadError, aiohttp.ClientResponseError) as error:
-            raise self._hide_key(UnreadableError(f"{self._server} sent half an answer ({_named(error)}).")) from None
-        except (aiohttp.ClientError, OSError) as error:
-            raise self._hide_key(UnreachableError(f"{self._server} cannot be reached ({_named(error)}).")) from None
 
     def _body(self, request: ChatRequest) -> bytes:
         sampling = request.sampling
@@ -221,20 +215,13 @@ class OpenAIEngine:
         if self._line is None or self._line.loop is not loop:
             self._line = _Line(
                 loop=loop,
-                session=aiohttp.ClientSession(
-                    connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_S),
-                    cookie_jar=aiohttp.DummyCookieJar(),
-                    headers=self._headers(),
-                    skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding"),
-                    timeout=aiohttp.ClientTimeout(total=self._deadline_s, sock_connect=_CONNECT_S),
-                ),
+                transport=_transport(self._url, self._headers(), self._deadline_s),
                 gate=Gate(self._server, most=self._most, patience_s=self._patience_s),
-                proxy=_proxy(self._base),
             )
         return self._line
 
     def _headers(self) -> dict[str, str]:
-        headers = {"Content-Type": "application/json"}
+        headers = {"Content-Type": "application/json", "Accept": "application/json", "Accept-Encoding": "identity"}
         if self._key is not None:
             headers["Authorization"] = f"Bearer {self._key.get_secret_value()}"
         return headers
@@ -256,9 +243,8 @@ class _Line:
     """What belongs to one event loop."""
 
     loop: asyncio.AbstractEventLoop
-    session: aiohttp.ClientSession
+    transport: LeanTransport | AiohttpTransport
     gate: Gate
-    proxy: str | None
 
 
 def _base(text: str) -> URL:
@@ -269,6 +255,8 @@ def _base(text: str) -> URL:
         usable = False
     if not usable:
         raise ConfigError("base_url is no http(s) URL.", todo="Write something like http://localhost:8000/v1.")
+    if url.user is not None or url.password is not None:
+        raise ConfigError("base_url holds a user or a password.", todo="Give the key as api_key instead.")
     url = url.with_query(None).with_fragment(None)
     path = url.path.rstrip("/").removesuffix("/chat/completions")
     return url.with_path(path or "/v1")
@@ -301,12 +289,11 @@ def _check_positive(**numbers: float) -> None:
             raise ConfigError(f"{name} is {value}.", todo="It must be greater than zero.")
 
 
-def _proxy(url: URL) -> str | None:
-    """The proxy that the environment names for `url`; looked up once, not per call."""
-    if proxy_bypass(url.host or ""):
-        return None
-    return getproxies().get(url.scheme)
+def _transport(url: URL, headers: Mapping[str, str], deadline_s: float) -> LeanTransport | AiohttpTransport:
+    """The leanest client that can do it. The environment's proxy is looked up once, not per call."""
+    proxy = None if proxy_bypass(url.host or "") else getproxies().get(url.scheme)
+    if url.scheme == "http" and proxy is None:
+        return LeanTransport(url, headers, deadline_s=deadline_s)
+    from headwater.llm.http_aiohttp import AiohttpTransport
 
-
-def _named(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    return AiohttpTransport(url, headers, deadline_s=deadline_s, proxy=proxy)

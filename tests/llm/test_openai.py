@@ -41,6 +41,21 @@ async def engine(server: FaultServer) -> AsyncIterator[OpenAIEngine]:
     await made.aclose()
 
 
+@pytest.fixture(params=["lean", "aiohttp"])
+async def each_way(
+    request: pytest.FixtureRequest, engine: OpenAIEngine, server: FaultServer, monkeypatch: pytest.MonkeyPatch
+) -> OpenAIEngine:
+    """The engine over either transport. Where aiohttp is wanted, the server serves as its own proxy."""
+    if request.param == "aiohttp":
+        _use_as_proxy(server, monkeypatch)
+    return engine
+
+
+def _use_as_proxy(server: FaultServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{server.port}")
+    monkeypatch.setenv("no_proxy", "elsewhere.invalid")
+
+
 def request(number: int = 1, *messages: Message, sampling: Sampling | None = None) -> ChatRequest:
     said = messages or (Message("user", f"row {number}"),)
     return ChatRequest(f"r{number}", said, sampling or Sampling(), seed=number)
@@ -58,11 +73,11 @@ def test_it_is_an_engine_that_answers_from_elsewhere() -> None:
     assert engine.batched is False
 
 
-async def test_every_request_sends_its_own_seed_and_sampling(server: FaultServer, engine: OpenAIEngine) -> None:
+async def test_every_request_sends_its_own_seed_and_sampling(server: FaultServer, each_way: OpenAIEngine) -> None:
     sampling = Sampling(temperature=0.3, top_p=0.7, max_tokens=9, stop=("\n\n", "END"))
     largest_seed = 2**63 - 1
     messages = (Message("system", "be brief"), Message("user", "hi"))
-    completion = await engine.complete(ChatRequest("a", messages, sampling, largest_seed))
+    completion = await each_way.complete(ChatRequest("a", messages, sampling, largest_seed))
     assert server.bodies == [
         {
             "model": "fake",
@@ -166,9 +181,9 @@ async def test_a_cancelled_call_gives_its_place_back(server: FaultServer) -> Non
 @pytest.mark.parametrize(
     "fault", ["http_500", "garbage", "half_body", "empty_body", "error_in_200", "close", "overloaded"]
 )
-async def test_a_fault_that_passes_is_tried_again(server: FaultServer, engine: OpenAIEngine, fault: str) -> None:
+async def test_a_fault_that_passes_is_tried_again(server: FaultServer, each_way: OpenAIEngine, fault: str) -> None:
     server.script(fault)
-    completion = await engine.complete(request())
+    completion = await each_way.complete(request())
     assert completion.text == reply_to(server.bodies[0])
     assert list(server.asked.values()) == [2]
     assert list(server.served.values()) == [1]
@@ -176,10 +191,10 @@ async def test_a_fault_that_passes_is_tried_again(server: FaultServer, engine: O
 
 @pytest.mark.parametrize("fault", ["garbage", "half_body", "empty_body", "error_in_200"])
 async def test_a_reply_that_stays_unreadable_is_bad_output(
-    server: FaultServer, engine: OpenAIEngine, fault: str
+    server: FaultServer, each_way: OpenAIEngine, fault: str
 ) -> None:
     server.plan = Plan(always=fault)
-    error = await failure(engine)
+    error = await failure(each_way)
     assert isinstance(error, BadOutput)
     assert error.reason == "error_reply"
     assert "'r1' failed 2 times" in str(error)
@@ -187,10 +202,10 @@ async def test_a_reply_that_stays_unreadable_is_bad_output(
 
 
 async def test_a_server_fault_that_stays_is_transient_and_names_the_request(
-    server: FaultServer, engine: OpenAIEngine
+    server: FaultServer, each_way: OpenAIEngine
 ) -> None:
     server.plan = Plan(always="http_500")
-    error = await failure(engine)
+    error = await failure(each_way)
     assert type(error) is TransientError
     assert "answered 500" in str(error)
     assert "'r1' failed 2 times" in str(error)
@@ -198,7 +213,12 @@ async def test_a_server_fault_that_stays_is_transient_and_names_the_request(
 
 
 @pytest.mark.parametrize("fault", ["hang", "trickle"])
-async def test_a_deadline_ends_every_call_even_one_that_keeps_sending(server: FaultServer, fault: str) -> None:
+@pytest.mark.parametrize("way", ["lean", "aiohttp"])
+async def test_a_deadline_ends_every_call_even_one_that_keeps_sending(
+    server: FaultServer, fault: str, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if way == "aiohttp":
+        _use_as_proxy(server, monkeypatch)
     server.plan = Plan(always=fault)
     engine = OpenAIEngine(base_url=server.base_url, model="fake", deadline_s=0.3, attempts=1)
     began = asyncio.get_running_loop().time()
@@ -215,10 +235,10 @@ async def test_a_deadline_ends_every_call_even_one_that_keeps_sending(server: Fa
      ("too_long", "context_length")],
 )  # fmt: skip
 async def test_bad_output_is_not_tried_again(
-    server: FaultServer, engine: OpenAIEngine, fault: str, reason: str
+    server: FaultServer, each_way: OpenAIEngine, fault: str, reason: str
 ) -> None:
     server.plan = Plan(always=fault)
-    error = await failure(engine)
+    error = await failure(each_way)
     assert isinstance(error, BadOutput)
     assert error.reason == reason
     assert server.faults[fault] == 1
@@ -230,10 +250,10 @@ async def test_bad_output_is_not_tried_again(
      ("no_quota", "429, insufficient_quota"), ("redirect", "307")],
 )  # fmt: skip
 async def test_a_refusal_is_permanent_and_not_tried_again(
-    server: FaultServer, engine: OpenAIEngine, fault: str, named: str
+    server: FaultServer, each_way: OpenAIEngine, fault: str, named: str
 ) -> None:
     server.plan = Plan(always=fault)
-    error = await failure(engine)
+    error = await failure(each_way)
     assert isinstance(error, PermanentError)
     assert named in str(error)
     assert server.faults[fault] == 1
@@ -349,8 +369,7 @@ def test_one_engine_serves_one_event_loop_after_the_other(unused_tcp_port: int) 
 
 
 async def test_a_proxy_of_the_environment_is_used(server: FaultServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{server.port}")
-    monkeypatch.setenv("no_proxy", "elsewhere.invalid")
+    _use_as_proxy(server, monkeypatch)
     engine = OpenAIEngine(base_url="http://model.invalid/v1", model="fake")
     await engine.complete(request())
     await engine.aclose()
@@ -387,6 +406,7 @@ def _everything(error: BaseException) -> str:
         ({"base_url": "localhost:8000"}, "base_url"),
         ({"base_url": "ftp://host/v1"}, "base_url"),
         ({"base_url": ""}, "base_url"),
+        ({"base_url": "http://me:secret@host/v1"}, "password"),
         ({"base_url": "http://host:port/v1"}, "base_url"),
         ({"max_concurrency": 0}, "max_concurrency"),
         ({"attempts": 0}, "attempts"),

@@ -19,9 +19,13 @@ def reply(content: object = "hello", finish: str = "stop", **more: object) -> di
     return {"choices": [{"message": {"role": "assistant", "content": content}, "finish_reason": finish}], **more}
 
 
+def lower(headers: dict[str, str]) -> dict[str, str]:
+    return {name.lower(): value for name, value in headers.items()}
+
+
 def read(body: object, status: int = 200, headers: dict[str, str] | None = None) -> Completion:
     raw = body if isinstance(body, bytes) else json.dumps(body).encode()
-    return read_reply("server:1", status, headers or {}, raw)
+    return read_reply("server:1", status, lower(headers or {}), raw)
 
 
 def error_of(body: object, status: int = 200, headers: dict[str, str] | None = None) -> HeadwaterError:
@@ -196,10 +200,10 @@ def test_a_redirect_is_refused_and_names_its_target() -> None:
     ],
 )
 def test_retry_after_is_read_in_all_its_forms(headers: dict[str, str], seconds: float | None) -> None:
-    assert retry_after(headers) == seconds
+    assert retry_after(lower(headers)) == seconds
 
 
 def test_a_retry_after_date_without_a_server_clock_is_compared_with_ours() -> None:
-    given = retry_after({"Retry-After": formatdate(time.time() + 60, usegmt=True)})
+    given = retry_after({"retry-after": formatdate(time.time() + 60, usegmt=True)})
     assert given is not None
     assert 57 < given <= 60
