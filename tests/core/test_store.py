@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -237,21 +237,10 @@ def test_a_table_that_does_not_fit_is_refused_before_anything_is_written(tmp_pat
     assert out.rows == 0
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 4 MB that is really full when it is full."""
-    place = tmp_path / "small"
-    place.mkdir()
-    mount = shutil.which("mount")
-    if mount is None or subprocess.run([mount, "-t", "tmpfs", "-o", "size=4m", "tmpfs", place]).returncode:
-        pytest.skip("mounting a small file system needs root")
-    yield place
-    subprocess.run(["umount", "-l", place], check=True)
-
-
-def test_a_full_disk_is_one_error_that_says_so_and_leaves_room_behind(small_disk: Path) -> None:
-    _publish(small_disk / "before", _frame(0, 10))
-    out = OutputWriter(small_disk / "o", NUMBERS, "Stage numbers")
+def test_a_full_disk_is_one_error_that_says_so_and_leaves_room_behind(small_disk: Callable[[int], Path]) -> None:
+    disk = small_disk(4_096)
+    _publish(disk / "before", _frame(0, 10))
+    out = OutputWriter(disk / "o", NUMBERS, "Stage numbers")
     noise = np.random.default_rng(0).integers(0, 2**62, (400, 20_000))
     full = pytest.raises(PermanentError, match="The disk is full: stage numbers could not be written")
     with full as caught, disk_errors("stage numbers"):
@@ -260,8 +249,8 @@ def test_a_full_disk_is_one_error_that_says_so_and_leaves_room_behind(small_disk
             out.write(pl.DataFrame({"id": ids, "n": numbers, "text": ids}))
     assert "Free some space" in caught.value.todo
     out.abandon()
-    assert [path.name for path in small_disk.iterdir()] == ["before"]
-    assert load_output(small_disk / "before") is not None
+    assert [path.name for path in disk.iterdir()] == ["before"]
+    assert load_output(disk / "before") is not None
 
 
 def test_only_a_full_disk_is_called_a_full_disk() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import threading
 import time
 from collections import Counter
@@ -383,3 +384,26 @@ async def test_behind_a_server_that_misbehaves_every_row_ends_as_data_or_as_a_re
     assert len(texts) == 100 - len(raw) - 1
     assert max(server.served.values()) == 1
     assert min(server.faults[name] for name in shares) >= 1
+
+
+def test_a_full_disk_keeps_the_journal_and_with_more_room_the_run_goes_on(small_disk: Callable[[int], Path]) -> None:
+    flaky = _Flaky(set())
+
+    def answer(request: ChatRequest, ids: Sequence[str]) -> Any:
+        noise = random.Random(flaky(request, ids)).randbytes(5_000).hex()
+        return noise
+
+    disk = small_disk(2_048)
+    pool = Pool(engine=lambda: RemoteEngine(answer))
+    rows = {"rows": run_stage(Numbers(NumbersConfig(rows=300)), {}, context(disk)).output}
+    with pytest.raises(PermanentError, match="The disk is full"):
+        run_stage(Ask(AskConfig()), rows, context(disk, pool))
+    assert list(disk.glob("stages/.unfinished-*")) == []
+    kept = _journalled(disk)
+    assert 50 < kept < 300
+
+    small_disk(32_768)
+    before = flaky.asked.copy()
+    output = run_stage(Ask(AskConfig()), rows, context(disk, pool)).output
+    assert output.manifest["counts"] == {"attempted": 300, "accepted": 299, "rejected": 1, "owed": 0}
+    assert sum((flaky.asked - before).values()) == 300 - kept - (1 if kept <= 13 else 0)

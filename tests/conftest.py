@@ -1,0 +1,29 @@
+"""What tests of every floor share."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
+    """Mounts a file system of so many KiB, really full when it is full; called again, it gives it another size."""
+    place = tmp_path / "small"
+    mount = shutil.which("mount")
+
+    def sized(kib: int) -> Path:
+        fresh = not place.exists()
+        place.mkdir(exist_ok=True)
+        how = ["-t", "tmpfs", "-o", f"size={kib}k", "tmpfs"] if fresh else ["-o", f"remount,size={kib}k"]
+        if mount is None or subprocess.run([mount, *how, place], capture_output=True).returncode:
+            pytest.skip("mounting a small file system needs root")
+        return place
+
+    yield sized
+    if place.is_mount():
+        subprocess.run(["umount", "-l", place], check=True)
