@@ -15,6 +15,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -129,6 +130,8 @@ def _server_environment(home: Path) -> dict[str, str]:
 
 def _serve(handle: int) -> None:
     """Body of the child: serve until the parent's end of our standard input closes."""
+    over = threading.Event()
+    threading.Thread(target=_end_with_parent, args=(over,), daemon=True).start()
     gc.disable()  # collecting while thousands of classes are made takes a quarter of the import
     import uvicorn
     from prefect.server.api.server import create_app
@@ -137,15 +140,21 @@ def _serve(handle: int) -> None:
     gc.freeze()
     gc.enable()
 
-    def end_with_parent() -> None:
-        sys.stdin.buffer.read()
+    def end() -> None:
+        over.wait()
         server.should_exit = True
-        threading.Timer(_STOP_SECONDS, os._exit, (1,)).start()
 
-    threading.Thread(target=end_with_parent, daemon=True).start()
+    threading.Thread(target=end, daemon=True).start()
     server.run()
-    sys.stdout.flush()
     os._exit(0)
+
+
+def _end_with_parent(over: threading.Event) -> None:
+    """Wait for the parent to close our input or to die; then leave, gracefully if that is quick."""
+    sys.stdin.buffer.read()
+    over.set()
+    time.sleep(_STOP_SECONDS / 2)
+    os._exit(1)
 
 
 if __name__ == "__main__":
