@@ -1,0 +1,417 @@
+"""The report of a FAC Synthesis run: what was missing, what was made, what it changes, and what that does not show."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from headwater.data_cards.blocks import (
+    Block,
+    Column,
+    Example,
+    Examples,
+    Figures,
+    Headline,
+    Note,
+    Prose,
+    Report,
+    Section,
+    TableBlock,
+)
+from headwater.data_cards.chart_types import (
+    Bar,
+    Bars,
+    BeforeAfter,
+    Funnel,
+    Histogram,
+    Line,
+    Lines,
+    Pair,
+    Reference,
+    Series,
+    Step,
+)
+from headwater.flows.fac_card import limits, relevance_note
+
+if TYPE_CHECKING:
+    from headwater.core.store import StageOutput
+    from headwater.flows.fac_synthesis import FacSynthesis
+    from headwater.flows.runs import Run
+
+_EXAMPLES = 24
+_REASONS = {
+    "fires_no_missing_feature": "no missing feature reaches δ",
+    "copies_source": "copies an anchor or seed row",
+    "near_duplicate": "near-duplicate of a stronger row",
+    "over_budget": "enough stronger rows fire the same features",
+    "cut_at_length": "cut at the length limit",
+    "empty_reply": "empty reply",
+    "several_lines": "spans several lines",
+    "no_usable_reply": "no usable reply",
+}
+
+
+def build_report(recipe: FacSynthesis, run: Run, outputs: Mapping[str, StageOutput]) -> Report:
+    """All numbers come from the outputs' metrics and manifests."""
+    coverage, missing = outputs["coverage"].metrics, outputs["missing"].metrics
+    return Report(
+        title=recipe.title or f"{recipe.pipeline}: what the seed lacks, and rows that fill it",
+        subtitle=f"Run {run.path.name} of {recipe.pipeline}",
+        lead=_lead(recipe, outputs, coverage, missing),
+        headlines=_headlines(outputs, coverage, missing),
+        not_shown=limits(recipe),
+        sections=(
+            _coverage_section(outputs, coverage),
+            _missing_section(recipe, outputs, coverage, missing),
+            _synthesis_section(recipe, outputs),
+            _examples_section(outputs),
+            _space_section(outputs),
+            _stages_section(outputs),
+        ),
+        lineage=_lineage(recipe, outputs),
+        command=f"pipeline run {recipe.pipeline}",
+    )
+
+
+def _lead(
+    recipe: FacSynthesis, outputs: Mapping[str, StageOutput], coverage: Mapping[str, Any], missing: Mapping[str, Any]
+) -> str:
+    if not missing["missing"]:
+        return (
+            f"Nothing is missing: the seed ({missing['seed_rows']:,} rows) fires every feature that the anchor "
+            f"({missing['anchor_rows']:,} rows) fires at the rate and support asked for."
+        )
+    random = coverage.get("random_features") or {}
+    sentence = (
+        f"The anchor fires {missing['live_in_anchor']:,} features; {missing['missing']:,} of them are missing from the "
+        f"seed. {missing['chosen']:,} were aimed at, and {_share(coverage['chosen_covered'])} of those now fire in at "
+        f"least one of {outputs['dataset'].rows:,} new rows. Of all missing features "
+        f"{_share(coverage['missing_covered'])} fire"
+    )
+    if random:
+        sentence += f", against {_share(random['mean'])} of equally many random live features"
+    return f"{sentence}. {relevance_note(recipe)}"
+
+
+def _headlines(
+    outputs: Mapping[str, StageOutput], coverage: Mapping[str, Any], missing: Mapping[str, Any]
+) -> tuple[Headline, ...]:
+    return (
+        Headline(label="New rows", value=outputs["dataset"].rows, hint="after all filters"),
+        Headline(
+            label="Missing features", value=missing["missing"], hint=f"of {missing['live_in_anchor']:,} in the anchor"
+        ),
+        Headline(
+            label="Aimed at and fired",
+            value=coverage["chosen_covered"],
+            unit="share",
+            hint=f"of {coverage['chosen']:,} chosen features",
+        ),
+        Headline(
+            label="FAC after",
+            value=coverage["after"]["binary"],
+            unit="share",
+            hint=f"before: {_share(coverage['before']['binary'])}",
+        ),
+    )
+
+
+def _coverage_section(outputs: Mapping[str, StageOutput], coverage: Mapping[str, Any]) -> Section:
+    before, after = coverage["before"], coverage["after"]
+    pairs = (("binary", "FAC"), ("frequency", "weighted by frequency"), ("magnitude", "weighted by magnitude"))
+    points = outputs["coverage"].read().sort("quantile")
+    quantiles = tuple(points["quantile"].to_list())
+    blocks: list[Block] = [
+        Figures(
+            charts=(
+                BeforeAfter(
+                    title="Share of the anchor's features that fire",
+                    caption="Before: the seed alone. After: the seed together with the new rows.",
+                    unit="share",
+                    pairs=tuple(Pair(label=label, before=before[key], after=after[key]) for key, label in pairs),
+                ),
+                Lines(
+                    title="The same at other thresholds δ",
+                    caption="δ as a quantile of the anchor's positive activations; the line marks this run's.",
+                    unit="share",
+                    x_label="quantile that is δ",
+                    y_label="share",
+                    lines=(
+                        Line(name="FAC before", x=quantiles, y=tuple(points["fac_before"].to_list()), muted=True),
+                        Line(name="FAC after", x=quantiles, y=tuple(points["fac_after"].to_list())),
+                        Line(name="missing features fired", x=quantiles, y=tuple(points["missing_covered"].to_list())),
+                    ),
+                    references=_run_delta(outputs),
+                ),
+            )
+        ),
+        _nulls(coverage),
+    ]
+    return Section(title="Coverage before and after", blocks=tuple(blocks))
+
+
+def _run_delta(outputs: Mapping[str, StageOutput]) -> tuple[Reference, ...]:
+    quantile = outputs["missing"].metrics["delta_quantile"]
+    return () if quantile is None else (Reference(at=quantile, label="this run"),)
+
+
+def _nulls(coverage: Mapping[str, Any]) -> Block:
+    rows = []
+    random, matched = coverage.get("random_features"), coverage.get("length_matched_anchor")
+    if random:
+        rows.append(("Missing features, fired by the new rows", random["observed"], None))
+        rows.append(("Random live features, fired by the new rows", random["mean"], random["q95"]))
+    if matched:
+        label = f"Missing features, fired by {matched['rows']:,} new rows matched in length"
+        rows.append((label, matched["observed"], None))
+        rows.append(
+            ("Missing features, fired by as many anchor rows of the same lengths", matched["mean"], matched["q95"])
+        )
+    return TableBlock(
+        title="Beside its nulls",
+        caption=(
+            "Random features: what any text fires. Anchor rows of the same number and lengths: what real rows of the "
+            "kind would reach; longer texts fire more features, so lengths are held."
+        ),
+        columns=(
+            Column(title="what"),
+            Column(title="share (null: mean of the draws)", unit="share"),
+            Column(title="95 % of the draws below", unit="share"),
+        ),
+        rows=tuple(rows),
+        why_empty="nothing was missing or no row was made",
+    )
+
+
+def _missing_section(
+    recipe: FacSynthesis, outputs: Mapping[str, StageOutput], coverage: Mapping[str, Any], missing: Mapping[str, Any]
+) -> Section:
+    histogram = coverage["activation_histogram"]
+    test = (
+        f"fires more often in the anchor than in the seed (Fisher's exact test, level {missing['alpha']:g}"
+        + (", false discoveries controlled)" if missing["control_false_discoveries"] else ")")
+        if missing["test"] == "rate"
+        else "fires in the anchor and never in the seed"
+    )
+    blocks: list[Block] = [
+        Prose(
+            text=f"A feature is missing when it {test} and at least {missing['min_support']} anchor rows fire it. "
+            f"A row fires a feature when its largest activation exceeds δ = {missing['delta']:.3g}. By set difference "
+            f"{missing['missing_by_set_difference']:,} features would be missing; {missing['missing_by_both']:,} are "
+            "missing by both definitions."
+        ),
+        Figures(
+            charts=(
+                Histogram(
+                    title="How strongly missing features fire",
+                    caption="Per row and feature, activations above 0.",
+                    edges=tuple(histogram["edges"]),
+                    series=(
+                        Series(name="anchor rows", values=tuple(histogram["anchor"]), muted=True),
+                        Series(name="new rows", values=tuple(histogram["new"])),
+                    ),
+                    x_label="activation",
+                    y_label="row-feature pairs",
+                    references=(Reference(at=histogram["delta"], label="δ"),),
+                ),
+            )
+        ),
+        _features_table(recipe, outputs),
+    ]
+    if missing["warnings"]:
+        blocks.append(Note(level="warning", title="Anchor and seed differ in size", points=tuple(missing["warnings"])))
+    return Section(title="What was missing", blocks=tuple(blocks))
+
+
+def _features_table(recipe: FacSynthesis, outputs: Mapping[str, StageOutput]) -> Block:
+    judged = recipe.judge.engine is not None
+    features = outputs["interpret" if judged else "missing"].read().filter("chosen").sort("p_value", "feature")
+    served: dict[int, int] = {}
+    for fires in outputs["dataset"].read()["fires"].to_list():
+        for feature in fires:
+            served[feature] = served.get(feature, 0) + 1
+    rows = []
+    for row in features.iter_rows(named=True):
+        span = row["spans"][0]["text"] if row["spans"] else None
+        meaning = row["explanation"] if judged else span
+        detection = (row["detection"],) if judged else ()
+        counts = (row["anchor_support"], row["seed_support"], served.get(row["feature"], 0))
+        rows.append((str(row["feature"]), meaning, *counts, *detection))
+    columns = [
+        Column(title="feature"),
+        Column(title="explanation" if judged else "strongest anchor span, peak marked"),
+        Column(title="anchor rows"),
+        Column(title="seed rows"),
+        Column(title="new rows"),
+    ]
+    if judged:
+        columns.append(Column(title="detection", unit="share"))
+    return TableBlock(
+        title="The features aimed at",
+        caption="Rows that fire the feature above δ.",
+        columns=tuple(columns),
+        rows=tuple(rows),
+        why_empty="nothing was missing",
+    )
+
+
+def _synthesis_section(recipe: FacSynthesis, outputs: Mapping[str, StageOutput]) -> Section:
+    steps = outputs["select"].metrics["steps"]
+    blocks: list[Block] = []
+    charts = []
+    for number, step in steps.items():
+        asked = outputs[f"prompts.{number}"].rows
+        charts.append(
+            Funnel(
+                title=f"Step {'one: candidates' if number == '1' else 'two: from the pair'}",
+                steps=(
+                    Step(label="asked for", count=asked),
+                    Step(label="usable replies", count=step["texts"]),
+                    Step(label="fire a missing feature", count=step["fire_a_missing_feature"]),
+                    Step(
+                        label="no copy, no near-duplicate",
+                        count=step["fire_a_missing_feature"] - step["copies"] - step["near_duplicates"],
+                    ),
+                    Step(label="kept within budget", count=step["selected"]),
+                ),
+            )
+        )
+    if charts:
+        blocks.append(Figures(charts=tuple(charts[:2])))
+    if "prompts.2" in outputs:
+        blocks.append(Prose(text=_pairs_sentence(outputs["prompts.2"].metrics)))
+    blocks.append(Figures(charts=(_rejects_chart(outputs),)))
+    return Section(title="Yield per step", blocks=tuple(blocks))
+
+
+def _pairs_sentence(pairs: Mapping[str, Any]) -> str:
+    return (
+        f"The strong example of a pair came from {_SOURCES[pairs['source']]}. The anchor's own row stood in for "
+        f"{_share(pairs['fallback_share'])} of the features; with a feature's own candidates alone it would be "
+        f"{_share(pairs['fallback_share_own'])}, with all features' candidates "
+        f"{_share(pairs['fallback_share_pooled'])}."
+    )
+
+
+_SOURCES = {
+    "pooled": "the candidates of all features",
+    "own": "the feature's own candidates",
+    "anchor_row": "the anchor itself (a control, no pair shown)",
+}
+
+
+def _rejects_chart(outputs: Mapping[str, StageOutput]) -> Bars:
+    bars = [
+        Bar(label=_REASONS.get(reason, reason), value=count, hint=node)
+        for node, output in outputs.items()
+        for reason, count in output.manifest["reasons"].items()
+    ]
+    return Bars(
+        title="Rejects by reason",
+        caption="Every rejected row is kept with its reason: pipeline rows RUN --stage STAGE --rejects",
+        bars=tuple(sorted(bars, key=lambda bar: -(bar.value or 0))),
+        why_empty="nothing was rejected",
+    )
+
+
+def _examples_section(outputs: Mapping[str, StageOutput]) -> Section:
+    rows = outputs["dataset"].read().sort("activation", descending=True).head(_EXAMPLES)
+    items = []
+    for row in rows.iter_rows(named=True):
+        user, *rest = row["messages"]
+        fields = [("reply", message["content"]) for message in rest]
+        if row["explanation"]:
+            fields.append(("feature means", row["explanation"]))
+        items.append(
+            Example(
+                text=user["content"],
+                badges=(
+                    f"feature {row['feature']}",
+                    f"activation {row['activation']:.3g}",
+                    f"fires {len(row['fires'])}",
+                ),
+                fields=tuple(fields),
+            )
+        )
+    return Section(
+        title="Rows to look at",
+        blocks=(Examples(title="The strongest rows", items=tuple(items), why_empty="no row was made"),),
+    )
+
+
+def _space_section(outputs: Mapping[str, StageOutput]) -> Section:
+    space = outputs["space"].metrics
+    facts = [("width", space["width"], ""), ("hidden size", space["d_model"], "")]
+    if space["source"] == "trained":
+        recovered = space["loss_recovered"]
+        facts += [
+            ("tokens trained on", space["train_tokens"], ""),
+            ("explained variance, held out", space["explained_variance"], ""),
+            ("features per token (L0), held out", space["l0"], ""),
+            ("dead features", space["dead_share"], "share"),
+            ("loss recovered", recovered["share"], ""),
+        ]
+    return Section(
+        title="The feature space",
+        blocks=(
+            TableBlock(
+                title="Sparse autoencoder",
+                columns=(Column(title="fact"), Column(title="value")),
+                rows=tuple((name, _share(value) if unit == "share" else value) for name, value, unit in facts),
+            ),
+        ),
+    )
+
+
+def _stages_section(outputs: Mapping[str, StageOutput]) -> Section:
+    rows = []
+    for node, output in outputs.items():
+        manifest = output.manifest
+        counts, meter = manifest["counts"], manifest["meter"]
+        tokens = meter["tokens_in"] + meter["tokens_out"]
+        rows.append(
+            (
+                node,
+                counts["attempted"],
+                counts["accepted"],
+                counts["rejected"],
+                manifest["seconds"],
+                tokens,
+                meter["dollars"],
+            )
+        )
+    return Section(
+        title="Stages and what they cost",
+        blocks=(
+            TableBlock(
+                title="Stages",
+                caption="Time and cost of making each output; a reused output cost nothing this time.",
+                columns=(
+                    Column(title="stage"),
+                    Column(title="attempted"),
+                    Column(title="accepted"),
+                    Column(title="rejected"),
+                    Column(title="time", unit="s"),
+                    Column(title="tokens"),
+                    Column(title="cost", unit="$"),
+                ),
+                rows=tuple(rows),
+            ),
+        ),
+    )
+
+
+def _lineage(recipe: FacSynthesis, outputs: Mapping[str, StageOutput]) -> tuple[tuple[str, str], ...]:
+    manifest = outputs["dataset"].manifest
+    facts = [("dataset fingerprint", str(manifest["fingerprint"]["digest"])), ("run seed", str(recipe.seed))]
+    for node in ("features.anchor", "texts.1", "replies", "interpret"):
+        if node in outputs:
+            for name, identity in outputs[node].manifest["models"].items():
+                facts.append((f"{node} {name}", f"{identity['model']} {identity['revision'][:12]} {identity['dtype']}"))
+    return (*facts, *sorted(manifest["libraries"].items()))
+
+
+def _share(value: float | None) -> str:
+    from headwater.data_cards.numbers import format_number
+
+    return format_number(value, "share")

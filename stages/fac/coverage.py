@@ -1,0 +1,182 @@
+"""What the new rows change: coverage before and after, at the run's δ and over a sweep, beside its nulls."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+from pydantic import Field
+
+from headwater.core.errors import ConfigError
+from headwater.core.rows import row_id, schema
+from headwater.core.seeds import derive_seed
+from headwater.core.store import OutputWriter, StageOutput
+from headwater.stages.base import StageConfig, StageContext, TableStage
+from headwater.stages.fac.missing import find_missing, load_activations
+from headwater.stages.fac.space_artifact import MissingFacts, missing_facts, open_space
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from headwater.sae.coverage import Activations
+
+_HISTOGRAM_BINS = 20
+
+
+class CoverageConfig(StageConfig):
+    sweep: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75, 0.9)
+    """δ as these quantiles of the anchor's positive activations."""
+    draws: int = Field(20, ge=15)
+    """Draws of every null; single draws scatter widely."""
+
+
+class CoverageStage(TableStage[CoverageConfig]):
+    """Rows: one per δ of the sweep. The comparison at the run's own δ is in the metrics."""
+
+    name: ClassVar[str] = "coverage"
+    version: ClassVar[int] = 1
+    inputs: ClassVar[Mapping[str, Sequence[str]]] = {
+        "facts": (),
+        "missing": ("feature", "chosen"),
+        "space": (),
+        "anchor_features": ("row", "n_tokens", "features", "values", "positions"),
+        "seed_features": ("row", "n_tokens", "features", "values", "positions"),
+        "dataset": ("id", "source"),
+        "features.1": ("row", "n_tokens", "features", "values", "positions"),
+    }
+
+    @property
+    def output(self) -> pa.Schema:
+        share = pa.float64()
+        return schema(
+            quantile=pa.float64(),
+            delta=pa.float64(),
+            n_anchor=pa.int64(),
+            n_seed=pa.int64(),
+            n_missing=pa.int64(),
+            fac_before=share,
+            fac_after=share,
+            missing_covered=share,
+        )
+
+    def run(self, inputs: Mapping[str, StageOutput], out: OutputWriter, context: StageContext) -> None:
+        from headwater.sae.coverage import concatenate, fac, sweep
+
+        width = open_space(inputs["space"]).width
+        facts = missing_facts(inputs["facts"])
+        anchor, seed = (
+            load_activations(inputs["anchor_features"], width),
+            load_activations(inputs["seed_features"], width),
+        )
+        made = self._dataset_activations(inputs, width)
+        points = sweep(
+            anchor,
+            seed,
+            made,
+            self.config.sweep,
+            min_support=facts.min_support,
+            find_missing=lambda delta: find_missing(anchor, seed, _at(facts, delta)).mask,
+        )
+        out.write_rows([{"id": row_id(self.name, [], i), **asdict(point)} for i, point in enumerate(points)])
+        chosen = _mask(inputs["missing"].read().filter("chosen")["feature"].to_numpy(), width)
+        missing = find_missing(anchor, seed, facts).mask
+        both = concatenate(seed, made)
+        out.metrics = {
+            "delta": facts.delta,
+            "before": asdict(fac(seed, anchor, facts.delta, min_support=facts.min_support)),
+            "after": asdict(fac(both, anchor, facts.delta, min_support=facts.min_support)),
+            "missing": int(missing.sum()),
+            "missing_covered": _covered(made, missing, facts.delta),
+            "chosen": int(chosen.sum()),
+            "chosen_covered": _covered(made, chosen, facts.delta),
+            "rows": made.n_rows,
+            "activation_histogram": _histogram(anchor, made, missing, facts.delta),
+            "tokens": {name: _lengths(table) for name, table in (("anchor", anchor), ("seed", seed), ("new", made))},
+        } | self._nulls(anchor, seed, made, missing, facts, context)
+
+    def _dataset_activations(self, inputs: Mapping[str, StageOutput], width: int) -> Activations:
+        from headwater.sae.coverage import Activations
+
+        wanted = inputs["dataset"].read().select(row="source")
+        tables = [inputs[name].scan() for name in ("features.1", "features.2") if name in inputs]
+        found = wanted.lazy().join(pl.concat(tables), on="row", how="left", maintain_order="left").collect()
+        return Activations.from_frame(found.select("n_tokens", "features", "values", "positions"), width)
+
+    def _nulls(  # noqa: PLR0917 - everything measured so far is compared
+        self,
+        anchor: Activations,
+        seed: Activations,
+        made: Activations,
+        missing: NDArray[np.bool_],
+        facts: MissingFacts,
+        context: StageContext,
+    ) -> dict[str, Any]:
+        """Equally many random live features, and anchor rows of the same number and lengths as the new ones."""
+        from headwater.sae.coverage import fired
+        from headwater.sae.nulls import length_matched_coverage, random_feature_coverage
+
+        if not missing.any() or not made.n_rows:
+            return {"random_features": None, "length_matched_anchor": None}
+        rng = np.random.default_rng(derive_seed(context.run_seed, self.name))
+        live = fired(anchor, facts.delta) | fired(seed, facts.delta)
+        nulls: dict[str, Any] = {"random_features": None, "length_matched_anchor": None}
+        try:
+            random = random_feature_coverage(made, missing, live, delta=facts.delta, rng=rng, n_draws=self.config.draws)
+            nulls["random_features"] = {"observed": random.observed, "mean": random.mean, "q95": random.q95}
+            matched = length_matched_coverage(
+                made, anchor, missing, delta=facts.delta, rng=rng, n_draws=self.config.draws
+            )
+        except ConfigError as error:
+            return nulls | {"why_not": error.what}
+        comparison = matched.comparison
+        nulls["length_matched_anchor"] = {
+            "observed": comparison.observed,
+            "mean": comparison.mean,
+            "q95": comparison.q95,
+            "rows": matched.n_rows,
+            "unmatched": matched.n_unmatched,
+        }
+        return nulls
+
+
+def _at(facts: MissingFacts, delta: float) -> MissingFacts:
+    from dataclasses import replace
+
+    return replace(facts, delta=delta)
+
+
+def _mask(features: NDArray[np.int32], width: int) -> NDArray[np.bool_]:
+    mask = np.zeros(width, dtype=np.bool_)
+    mask[features] = True
+    return mask
+
+
+def _covered(made: Activations, features: NDArray[np.bool_], delta: float) -> float | None:
+    from headwater.sae.coverage import missing_coverage
+
+    return missing_coverage(made, features, delta)
+
+
+def _histogram(anchor: Activations, made: Activations, missing: NDArray[np.bool_], delta: float) -> dict[str, Any]:
+    """Activations of missing features above 0: in the anchor and in the new rows, over common bins."""
+    tables = {"anchor": anchor, "new": made}
+    values = {name: table.values[missing[table.features]] for name, table in tables.items()}
+    top = max((float(v.max()) for v in values.values() if v.size), default=1.0)
+    edges = np.linspace(0.0, top, _HISTOGRAM_BINS + 1)
+    return {
+        "edges": [round(float(edge), 4) for edge in edges],
+        "delta": delta,
+        **{name: np.histogram(found, edges)[0].tolist() for name, found in values.items()},
+    }
+
+
+def _lengths(table: Activations) -> dict[str, float]:
+    return {
+        "rows": table.n_rows,
+        "tokens": int(table.n_tokens.sum()),
+        "mean": float(table.n_tokens.mean()) if table.n_rows else 0.0,
+    }

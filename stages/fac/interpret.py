@@ -1,0 +1,172 @@
+"""Ask a judge what each chosen feature means, whether that holds, and whether the task needs it.
+
+A feature that the judge cannot explain, or whose explanation it does not confirm, or that the task does not need, is
+rejected with that reason. Detection and fuzzing say how well the explanation predicts where the feature fires.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import numpy as np
+import pyarrow as pa
+from pydantic import Field
+
+from headwater.core.errors import BadOutput, ConfigError
+from headwater.core.rows import Reject, Row
+from headwater.core.seeds import derive_seed
+from headwater.core.store import StageOutput
+from headwater.llm.registry import EngineConfig
+from headwater.llm.types import Sampling
+from headwater.stages.base import Call, Forecast, Knob, RowStage, StageConfig, StageContext
+from headwater.stages.fac.missing import MISSING_SCHEMA, load_activations
+from headwater.stages.fac.own_tokens import OwnTokens
+from headwater.stages.fac.space_artifact import missing_facts, open_space
+
+if TYPE_CHECKING:
+    from headwater.sae.interpret import Question
+    from headwater.sae.spans import Span
+
+_CALLS_PER_FEATURE = 3
+_SCORING_CALLS_PER_FEATURE = 6
+
+
+class InterpretSettings(StageConfig):
+    """What a recipe may say about the judge's work."""
+
+    top_spans: int = Field(8, ge=2)
+    """Strongest spans per feature; half of them explain, half of them score."""
+    quantile_spans: int = Field(8, ge=0)
+    """Weaker spans per feature, at even steps of activation: explanations from the top alone are too narrow."""
+    score: bool = True
+    """Whether detection and fuzzing are measured: about six more calls per feature."""
+    temperature: float = Field(0.0, ge=0)
+    max_tokens: int = Field(512, ge=1)
+
+
+class InterpretConfig(StageConfig):
+    engine: EngineConfig
+    task: str = ""
+    """What relevance is judged against; empty: relevance is not judged."""
+    settings: InterpretSettings = Field(default_factory=InterpretSettings)
+    model: EngineConfig
+    """The measured model, whose tokens cut the spans."""
+    max_tokens: int = Field(256, ge=1)
+    roles: tuple[Literal["system", "user", "assistant"], ...] = ("user",)
+    concurrency: int = Knob(32, ge=1)
+
+
+class Interpret(RowStage[InterpretConfig]):
+    name: ClassVar[str] = "interpret"
+    version: ClassVar[int] = 1
+    inputs: ClassVar[Mapping[str, Sequence[str]]] = {
+        "rows": ("id", "feature", "chosen", "spans"),
+        "anchor": ("id", "text", "messages"),
+        "anchor_features": ("row", "n_tokens", "features", "values", "positions"),
+        "space": (),
+    }
+
+    @property
+    def output(self) -> pa.Schema:
+        return MISSING_SCHEMA
+
+    @property
+    def may_be_empty(self) -> bool:
+        return True
+
+    @property
+    def concurrency(self) -> int:
+        return self.config.concurrency
+
+    def engine_configs(self) -> Mapping[str, EngineConfig]:
+        return {"engine": self.config.engine, "model": self.config.model}
+
+    def forecast(self, rows: Mapping[str, int]) -> Forecast:
+        per_feature = _CALLS_PER_FEATURE + (_SCORING_CALLS_PER_FEATURE if self.config.settings.score else 0)
+        calls = rows["rows"] * per_feature
+        model = self.config.engine.model or self.config.engine.engine
+        return Forecast(rows=rows["rows"], calls=calls, tokens_in=calls * 500, tokens_out=calls * 120, model=model)
+
+    async def open(self, inputs: Mapping[str, StageOutput], context: StageContext) -> None:
+        from headwater.sae.spans import collect_spans
+
+        settings = self.config.settings
+        self._run_seed = context.run_seed
+        self._delta = missing_facts(inputs["rows"]).delta
+        self._anchor = load_activations(inputs["anchor_features"], open_space(inputs["space"]).width)
+        self._tokens = OwnTokens(inputs["anchor"], inputs["anchor_features"], self.config, context)
+        chosen = inputs["rows"].read().filter("chosen")["feature"].to_list()
+        self._spans = collect_spans(
+            self._anchor,
+            chosen,
+            self._tokens.of,
+            delta=self._delta,
+            n_top=settings.top_spans,
+            n_quantile=settings.quantile_spans,
+        )
+        self._sampling = Sampling(temperature=settings.temperature, top_p=1, max_tokens=settings.max_tokens)
+
+    async def process(self, row: Row, call: Call) -> Sequence[dict[str, Any]] | Reject:
+        made = {name: value for name, value in row.items() if name != "id"}
+        if not row["chosen"]:
+            return [made]
+        from headwater.sae import interpret as ask
+        from headwater.sae.interpret_replies import parse_explanation, parse_label
+
+        feature = row["feature"]
+        explain, score = ask.split_spans(self._spans[feature])
+        how: dict[str, Any] = {"run_seed": self._run_seed, "sampling": self._sampling}
+        explanation = parse_explanation((await call.chat(ask.explain_request(feature, explain, **how))).text)
+        if explanation is None:
+            return Reject(row["id"], "cannot_tell", f"the judge found nothing that feature {feature}'s spans share")
+        reply = await call.chat(ask.verify_request(feature, explanation, explain, **how))
+        verified = parse_label(reply.text)
+        if not verified.holds:
+            return Reject(row["id"], "not_verified", f"feature {feature}: {explanation}", reply.text)
+        relevance = None
+        if self.config.task:
+            reply = await call.chat(ask.relevance_request(feature, explanation, explain, self.config.task, **how))
+            relevance = parse_label(reply.text)
+            if not relevance.holds:
+                return Reject(row["id"], "irrelevant", f"feature {feature}: {explanation}", reply.text)
+        made |= {
+            "explanation": explanation,
+            "verified": verified.value,
+            "relevance": relevance.value if relevance else None,
+            **(await self._scores(feature, explanation, score, call, how) if self.config.settings.score else {}),
+        }
+        return [made]
+
+    async def _scores(
+        self, feature: int, explanation: str, active: list[Span], call: Call, how: Mapping[str, Any]
+    ) -> dict[str, float | None]:
+        """Balanced accuracy of detection and of fuzzing, on spans that the explanation was not made from."""
+        from headwater.sae import interpret as ask
+        from headwater.sae.spans import contrast
+
+        rng = np.random.default_rng(derive_seed(self._run_seed, self.name, feature))
+        active, silent = contrast(self._anchor, feature, active, self._tokens.of, rng=rng)
+        scores: dict[str, float | None] = {"detection": None, "fuzzing": None}
+        try:
+            detection = ask.detection_questions(feature, explanation, active, silent, **how)
+            scores["detection"] = await _answered(detection, call)
+            fuzzing = ask.fuzzing_questions(feature, explanation, active, **how)
+            scores["fuzzing"] = await _answered(fuzzing, call)
+        except ConfigError:
+            pass  # too few spans to score with; null says so
+        return scores
+
+
+async def _answered(questions: Sequence[Question], call: Call) -> float | None:
+    from headwater.sae.interpret import score_answers
+    from headwater.sae.interpret_replies import parse_active
+
+    answers = {}
+    for question in questions:
+        try:
+            reply = await call.chat(question.request)
+            answers[question.request.id] = parse_active(reply.text, len(question.truth))
+        except BadOutput:
+            continue  # counts as unanswered in the score
+    return score_answers(questions, answers).balanced_accuracy

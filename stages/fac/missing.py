@@ -1,0 +1,280 @@
+"""What the seed lacks: the anchor's features that it does not fire, with the anchor's texts that do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import numpy as np
+import pyarrow as pa
+from pydantic import Field
+
+from headwater.core.rows import row_id, schema
+from headwater.core.seeds import derive_seed
+from headwater.core.store import OutputWriter, StageOutput
+from headwater.llm.registry import EngineConfig
+from headwater.stages.base import Forecast, StageConfig, StageContext, TableStage
+from headwater.stages.fac.own_tokens import OwnTokens
+from headwater.stages.fac.space_artifact import MissingFacts, open_space, write_missing_facts
+
+if TYPE_CHECKING:
+    from headwater.sae.coverage import Activations
+    from headwater.sae.missing import MissingFeatures
+    from headwater.sae.spans import Span
+
+SPANS = pa.list_(
+    pa.struct(
+        [
+            pa.field("row", pa.string()),
+            pa.field("value", pa.float32()),
+            pa.field("text", pa.string()),
+            pa.field("peak", pa.string()),
+        ]
+    )
+)
+"""Anchor passages that end at the token where the feature peaks; `text` marks that token with << >>."""
+
+MISSING_SCHEMA = schema(
+    feature=pa.int32(),
+    chosen=pa.bool_(),
+    anchor_support=pa.int32(),
+    seed_support=pa.int32(),
+    p_value=pa.float64(),
+    anchor_max=pa.float32(),
+    spans=SPANS,
+    examples=pa.list_(pa.string()),
+    example_rows=pa.list_(pa.string()),
+    explanation=pa.string(),
+    verified=pa.string(),
+    relevance=pa.string(),
+    detection=pa.float32(),
+    fuzzing=pa.float32(),
+)
+"""One row per missing feature. The last five columns are null until a judge has interpreted it."""
+
+
+class MissingConfig(StageConfig):
+    model: EngineConfig
+    """The model whose tokens the spans are cut by."""
+    delta: float | None = Field(None, ge=0)
+    """δ as a number. Means nothing across SAEs: prefer `delta_quantile`."""
+    delta_quantile: float = Field(0.5, ge=0, lt=1)
+    """δ as this quantile of the anchor's positive activations, when `delta` is not given."""
+    test: Literal["rate", "set_difference"] = "rate"
+    """`rate`: the anchor fires the feature at a higher rate (Fisher's exact test); `set_difference`: the seed never
+    fires it, the definition of the paper, which depends on how large the seed is."""
+    alpha: float = Field(0.05, gt=0, lt=0.5)
+    """Level of the rate test."""
+    control_false_discoveries: bool = False
+    """Benjamini-Hochberg over all features tested. With a few hundred rows no feature of a single kind passes it."""
+    min_support: int = Field(2, ge=1)
+    """Anchor rows that must fire a feature before it counts."""
+    limit: int = Field(60, ge=1)
+    """Missing features to synthesise for; the others are measured all the same."""
+    random_features: bool = False
+    """A control: equally many live features that are not missing take the place of the chosen ones."""
+    spans: int = Field(10, ge=1)
+    """Spans kept per chosen feature."""
+    examples: int = Field(5, ge=1)
+    """Anchor rows kept per chosen feature, the strongest ones."""
+    max_tokens: int = Field(256, ge=1)
+    """As in the features stage."""
+    roles: tuple[Literal["system", "user", "assistant"], ...] = ("user",)
+    """As in the features stage."""
+
+
+class Missing(TableStage[MissingConfig]):
+    name: ClassVar[str] = "missing"
+    version: ClassVar[int] = 1
+    inputs: ClassVar[Mapping[str, Sequence[str]]] = {
+        "anchor": ("id", "text", "messages"),
+        "anchor_features": ("row", "n_tokens", "features", "values", "positions"),
+        "seed_features": ("row", "n_tokens", "features", "values", "positions"),
+        "space": (),
+    }
+
+    @property
+    def output(self) -> pa.Schema:
+        return MISSING_SCHEMA
+
+    @property
+    def may_be_empty(self) -> bool:
+        return True
+
+    def engine_configs(self) -> Mapping[str, EngineConfig]:
+        return {"model": self.config.model}
+
+    def forecast(self, rows: Mapping[str, int]) -> Forecast:
+        return Forecast(rows=self.config.limit)
+
+    def run(self, inputs: Mapping[str, StageOutput], out: OutputWriter, context: StageContext) -> None:
+        width = open_space(inputs["space"]).width
+        anchor, seed = (
+            load_activations(inputs["anchor_features"], width),
+            load_activations(inputs["seed_features"], width),
+        )
+        facts = self._facts(anchor)
+        found = find_missing(anchor, seed, facts)
+        for warning in found.warnings:
+            context.note(warning)
+        rng = np.random.default_rng(derive_seed(context.run_seed, self.name))
+        chosen = _spread(anchor, found.features, facts.delta, self.config.limit)
+        features = found.features
+        if self.config.random_features:
+            chosen = _random_live(anchor, found, facts, len(chosen), rng)
+            features = np.union1d(features, chosen)
+        tokens = OwnTokens(inputs["anchor"], inputs["anchor_features"], self.config, context)
+        out.write_rows(self._rows(features, set(chosen.tolist()), anchor, seed, facts, tokens))
+        write_missing_facts(out, facts)
+        out.metrics = self._metrics(anchor, seed, found, facts) | {"chosen": len(chosen)}
+
+    def _facts(self, anchor: Activations) -> MissingFacts:
+        from headwater.sae.coverage import quantile_delta
+
+        config = self.config
+        delta = quantile_delta(anchor.values, config.delta_quantile) if config.delta is None else config.delta
+        return MissingFacts(
+            delta=delta,
+            delta_quantile=config.delta_quantile if config.delta is None else None,
+            min_support=config.min_support,
+            test=config.test,
+            alpha=config.alpha,
+            control_false_discoveries=config.control_false_discoveries,
+            width=anchor.width,
+        )
+
+    def _rows(  # noqa: PLR0917 - one table, drawn from all that is known
+        self,
+        features: np.ndarray[Any, Any],
+        chosen: set[int],
+        anchor: Activations,
+        seed: Activations,
+        facts: MissingFacts,
+        tokens: OwnTokens,
+    ) -> list[dict[str, Any]]:
+        from headwater.sae.coverage import support
+        from headwater.sae.missing import fisher_one_sided
+        from headwater.sae.spans import collect_spans
+
+        in_anchor, in_seed = support(anchor, facts.delta)[features], support(seed, facts.delta)[features]
+        p_values = fisher_one_sided(in_anchor, in_seed, anchor.n_rows, seed.n_rows)
+        spans = collect_spans(
+            anchor, sorted(chosen), tokens.of, delta=facts.delta, n_top=max(self.config.spans, self.config.examples)
+        )
+        rows = []
+        for index, feature in enumerate(features.tolist()):
+            found = spans.get(feature, [])
+            examples = found[: self.config.examples]
+            rows.append(
+                {
+                    "id": row_id(self.name, [], feature),
+                    "feature": feature,
+                    "chosen": feature in chosen,
+                    "anchor_support": int(in_anchor[index]),
+                    "seed_support": int(in_seed[index]),
+                    "p_value": float(p_values[index]),
+                    "anchor_max": _largest(anchor, feature),
+                    "spans": [self._span(span, tokens) for span in found[: self.config.spans]],
+                    "examples": [tokens.text(span.row) for span in examples],
+                    "example_rows": [tokens.row_id(span.row) for span in examples],
+                    **dict.fromkeys(("explanation", "verified", "relevance", "detection", "fuzzing")),
+                }
+            )
+        return rows
+
+    def _span(self, span: Span, tokens: OwnTokens) -> dict[str, Any]:
+        return {
+            "row": tokens.row_id(span.row),
+            "value": span.value,
+            "text": span.marked,
+            "peak": span.tokens[-1].strip(),
+        }
+
+    def _metrics(
+        self, anchor: Activations, seed: Activations, found: MissingFeatures, facts: MissingFacts
+    ) -> dict[str, Any]:
+        from dataclasses import asdict
+
+        from headwater.sae.coverage import fac, fired, set_difference_mask
+
+        difference = set_difference_mask(anchor, seed, facts.delta, min_support=facts.min_support)
+        return {
+            **asdict(facts),
+            "missing": len(found),
+            "missing_by_set_difference": int(difference.sum()),
+            "missing_by_both": int((difference & found.mask).sum()),
+            "live_in_anchor": int(fired(anchor, facts.delta, min_support=facts.min_support).sum()),
+            "fac_before": asdict(fac(seed, anchor, facts.delta, min_support=facts.min_support)),
+            "warnings": list(found.warnings),
+            "anchor_rows": anchor.n_rows,
+            "seed_rows": seed.n_rows,
+            "control": "random_features" if self.config.random_features else None,
+        }
+
+
+def load_activations(output: StageOutput, width: int) -> Activations:
+    """The sparse table that a features stage wrote."""
+    from headwater.sae.coverage import Activations
+
+    return Activations.from_frame(output.read().select("n_tokens", "features", "values", "positions"), width)
+
+
+def find_missing(anchor: Activations, seed: Activations, facts: MissingFacts) -> MissingFeatures:
+    """F_miss as `facts` defines it."""
+    from headwater.sae.missing import rate_test, set_difference
+
+    if facts.test == "set_difference":
+        return set_difference(anchor, seed, facts.delta, min_support=facts.min_support)
+    return rate_test(
+        anchor,
+        seed,
+        facts.delta,
+        alpha=facts.alpha,
+        min_support=facts.min_support,
+        control_false_discoveries=facts.control_false_discoveries,
+    )
+
+
+def _spread(
+    anchor: Activations, features: np.ndarray[Any, Any], delta: float, limit: int
+) -> np.ndarray[Any, np.dtype[np.int32]]:
+    """At most `limit` of the features, so that together they fire on as many different anchor rows as they can.
+
+    Greedy: each next feature is the one that fires on most rows not yet fired on; once no row is left, all count anew.
+    A choice by support or p-value alone takes twenty features of one kind of row.
+    """
+    if len(features) <= limit:
+        return np.asarray(features, dtype=np.int32)
+    entries = np.flatnonzero(anchor.values > delta)
+    rows = anchor.rows_of(entries)
+    firing = {int(f): set() for f in features}  # type: dict[int, set[int]]
+    for row, feature in zip(rows.tolist(), anchor.features[entries].tolist(), strict=True):
+        if feature in firing:
+            firing[feature].add(row)
+    chosen: list[int] = []
+    fresh: set[int] = set()
+    while len(chosen) < limit:
+        best = max(firing, key=lambda f: (len(firing[f] & fresh), len(firing[f]), -f))
+        if not firing[best] & fresh:
+            left = set().union(*firing.values())
+            if fresh == left or not left:
+                break
+            fresh = left
+            continue
+        chosen.append(best)
+        fresh -= firing.pop(best)
+    return np.array(sorted(chosen), dtype=np.int32)
+
+
+def _random_live(
+    anchor: Activations, found: MissingFeatures, facts: MissingFacts, count: int, rng: np.random.Generator
+) -> np.ndarray[Any, np.dtype[np.int32]]:
+    from headwater.sae.coverage import fired
+
+    live = np.flatnonzero(fired(anchor, facts.delta, min_support=facts.min_support) & ~found.mask)
+    return np.sort(rng.choice(live, min(count, len(live)), replace=False)).astype(np.int32)
+
+
+def _largest(activations: Activations, feature: int) -> float:
+    values = activations.values[activations.features == feature]
+    return float(values.max()) if values.size else 0.0

@@ -1,0 +1,169 @@
+"""The feature space: an SAE trained on the run's own texts, or one that somebody trained, from a disk."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import pyarrow as pa
+from pydantic import Field
+
+from headwater.core.fingerprint import canonical_json, sha256_file, sha256_text
+from headwater.core.rows import row_id, schema
+from headwater.core.seeds import derive_seed
+from headwater.core.store import OutputWriter, StageOutput
+from headwater.llm.registry import EngineConfig
+from headwater.llm.types import Message
+from headwater.sae.config import SaeTrainConfig
+from headwater.stages.base import Forecast, Knob, StageConfig, StageContext, TableStage
+from headwater.stages.fac.features import local_engine
+from headwater.stages.fac.space_artifact import SPACE_FOLDER
+
+if TYPE_CHECKING:
+    from headwater.sae.space import FeatureSpace
+
+_LOSS_ROWS = 64
+"""Rows on which the recovered loss is measured: three forward passes each, through the whole model."""
+
+SPACE_SCHEMA = schema(width=pa.int64(), d_model=pa.int64(), layer=pa.int64(), model=pa.string())
+"""One row; the weights are an artifact."""
+
+
+class TrainSaeConfig(StageConfig):
+    model: EngineConfig
+    layer: int = Field(ge=0)
+    max_tokens: int = Field(256, ge=1)
+    roles: tuple[Literal["system", "user", "assistant"], ...] = ("user",)
+    train: SaeTrainConfig = Field(default_factory=SaeTrainConfig)
+
+
+class TrainSae(TableStage[TrainSaeConfig]):
+    """Trains on every input it is given: the anchor, the seed, and a corpus where there is one."""
+
+    name: ClassVar[str] = "sae"
+    version: ClassVar[int] = 1
+    inputs: ClassVar[Mapping[str, Sequence[str]]] = {"anchor": ("id", "messages"), "seed": ("id", "messages")}
+
+    @property
+    def output(self) -> pa.Schema:
+        return SPACE_SCHEMA
+
+    def engine_configs(self) -> Mapping[str, EngineConfig]:
+        return {"model": self.config.model}
+
+    def forecast(self, rows: Mapping[str, int]) -> Forecast:
+        return Forecast(rows=1)
+
+    def run(self, inputs: Mapping[str, StageOutput], out: OutputWriter, context: StageContext) -> None:
+        from headwater.sae.loss import loss_recovered
+        from headwater.sae.train import collect_activations, train_space
+
+        config = self.config
+        engine = local_engine(context, config.model)
+        chats = [chat for output in inputs.values() for chat in _chats(output)]
+        context.note(f"reading activations of {len(chats):,} texts at block {config.layer}")
+        with tempfile.TemporaryDirectory(dir=out.artifact("").parent, prefix="activations-") as folder:
+            tokens = collect_activations(
+                engine, chats, config.layer, Path(folder), max_tokens=config.max_tokens, roles=config.roles
+            )
+            space, report = train_space(
+                tokens,
+                config.train,
+                derive_seed(context.run_seed, self.name) % 2**32,
+                progress=lambda step, total, loss: context.progress(step, total, loss=round(loss, 4)),
+            )
+        recovered = loss_recovered(engine, space, chats[:: max(1, len(chats) // _LOSS_ROWS)], roles=config.roles)
+        space.save(out.artifact(SPACE_FOLDER))
+        out.write_rows([_row(space)])
+        out.metrics = {
+            "source": "trained",
+            "width": space.width,
+            "d_model": space.d_model,
+            "config": config.train.model_dump(mode="json"),
+            **asdict(report),
+            "loss_recovered": asdict(recovered),
+        }
+
+
+class LoadSaeSettings(StageConfig):
+    """What a recipe may say about an SAE on disk. What its files don't say must be given here."""
+
+    source: str = Knob(...)
+    """A sae-lens or sparsify folder, a `.pth` of the FAC authors, a Qwen-Scope `.pt`, or the name of a sae-lens release
+    whose files are in the local cache. Its content is fingerprinted, not its path."""
+    sae_id: str = ""
+    layer: int | None = Field(None, ge=0)
+    k: int | None = Field(None, ge=1)
+    input_scale: float | None = Field(None, gt=0)
+    allow_pickle: bool = False
+    """Permit `.pt` and `.pth` files, read with torch's restricted unpickler."""
+
+
+class LoadSaeConfig(LoadSaeSettings):
+    model: EngineConfig
+    """The model that the SAE is to be used with."""
+
+
+class LoadSae(TableStage[LoadSaeConfig]):
+    """Loads an SAE and keeps it as an artifact in the one format of the later stages."""
+
+    name: ClassVar[str] = "sae"
+    version: ClassVar[int] = 1
+    inputs: ClassVar[Mapping[str, Sequence[str]]] = {}
+
+    @property
+    def output(self) -> pa.Schema:
+        return SPACE_SCHEMA
+
+    def engine_configs(self) -> Mapping[str, EngineConfig]:
+        return {"model": self.config.model}
+
+    def external_inputs(self) -> Mapping[str, Any]:
+        path = Path(self.config.source).expanduser()
+        if path.is_dir():
+            files = sorted(file for file in (path / self.config.sae_id).rglob("*") if file.is_file())
+            return {"content": sha256_text(canonical_json([[f.name, sha256_file(f)] for f in files]))}
+        return {"content": sha256_file(path) if path.is_file() else self.config.source}
+
+    def forecast(self, rows: Mapping[str, int]) -> Forecast:
+        return Forecast(rows=1)
+
+    def run(self, inputs: Mapping[str, StageOutput], out: OutputWriter, context: StageContext) -> None:
+        from headwater.sae.load import load_space
+
+        config = self.config
+        space = load_space(
+            config.source,
+            sae_id=config.sae_id,
+            model=context.engines.get(config.model).identity.model,
+            layer=config.layer,
+            k=config.k,
+            input_scale=config.input_scale,
+            allow_pickle=config.allow_pickle,
+        )
+        space.save(out.artifact(SPACE_FOLDER))
+        out.write_rows([_row(space)])
+        out.metrics = {
+            "source": "loaded",
+            "width": space.width,
+            "d_model": space.d_model,
+            "layer": space.layer,
+            "facts": dict(space.facts),
+        }
+
+
+def _chats(output: StageOutput) -> list[list[Message]]:
+    return [[Message(m["role"], m["content"]) for m in messages] for messages in output.read()["messages"].to_list()]
+
+
+def _row(space: FeatureSpace) -> dict[str, Any]:
+    return {
+        "id": row_id("sae", [], 0),
+        "width": space.width,
+        "d_model": space.d_model,
+        "layer": space.layer,
+        "model": space.model,
+    }

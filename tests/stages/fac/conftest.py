@@ -1,0 +1,131 @@
+"""Small hand-made tables of the FAC stages, in which every right answer can be read off."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from headwater.core.rows import MESSAGES, schema
+from headwater.core.store import StageOutput
+from headwater.stages.curate.load import Load, LoadConfig
+from headwater.stages.fac.first_prompts import PROMPT_SCHEMA
+from headwater.stages.fac.missing import MISSING_SCHEMA
+
+FEATURES = schema(
+    row=pa.string(),
+    n_tokens=pa.int32(),
+    features=pa.list_(pa.int32()),
+    values=pa.list_(pa.float32()),
+    positions=pa.list_(pa.int32()),
+)
+TEXTS = schema(
+    request=pa.string(),
+    text=pa.string(),
+    messages=MESSAGES,
+    prompt_hash=pa.string(),
+    seed=pa.int64(),
+    engine=pa.string(),
+    model=pa.string(),
+    cleaned=pa.bool_(),
+)
+
+
+@dataclass(frozen=True)
+class Tables:
+    """Builders of stage outputs out of what a test cares about."""
+
+    make: Callable[..., StageOutput]
+
+    def missing(self, chosen: Mapping[int, Sequence[str]], *, delta: float = 1.0) -> StageOutput:
+        """Missing features, each with the anchor texts that fire it, and a run in which δ is `delta`."""
+        rows = [
+            {
+                "id": f"missing-{feature}",
+                "feature": feature,
+                "chosen": True,
+                "anchor_support": len(examples),
+                "seed_support": 0,
+                "p_value": 0.01,
+                "anchor_max": 9.0,
+                "spans": [],
+                "examples": list(examples),
+                "example_rows": [f"anchor-{feature}-{n}" for n in range(len(examples))],
+                **dict.fromkeys(("explanation", "verified", "relevance", "detection", "fuzzing")),
+            }
+            for feature, examples in chosen.items()
+        ]
+        facts = {
+            "delta": delta,
+            "delta_quantile": None,
+            "min_support": 1,
+            "test": "set_difference",
+            "alpha": 0.05,
+            "control_false_discoveries": True,
+            "width": 64,
+        }
+        return self.make("missing", MISSING_SCHEMA, rows, {"missing.json": json.dumps(facts)})
+
+    def prompts(self, step: int, written_for: Mapping[str, int]) -> StageOutput:
+        """Prompts by id, each with the feature that it asks for."""
+        rows = [
+            {"id": key, "feature": feature, "sample": n, "prompt": [], "parents": [f"shown-{key}"]}
+            for n, (key, feature) in enumerate(written_for.items())
+        ]
+        return self.make(f"prompts.{step}", PROMPT_SCHEMA, rows)
+
+    def texts(self, step: int, texts: Mapping[str, tuple[str, str]]) -> StageOutput:
+        """Generated texts by id: (the prompt's id, the text)."""
+        rows = [
+            {
+                "id": key,
+                "request": request,
+                "text": text,
+                "messages": [{"role": "user", "content": text}],
+                "prompt_hash": "hash",
+                "seed": 1,
+                "engine": "test",
+                "model": "test",
+                "cleaned": False,
+            }
+            for key, (request, text) in texts.items()
+        ]
+        return self.make(f"texts.{step}", TEXTS, rows)
+
+    def features(self, name: str, fires: Mapping[str, Mapping[int, float]]) -> StageOutput:
+        """What each row fires: {row: {feature: value}}."""
+        rows = [
+            {
+                "id": f"{name}-{row}",
+                "row": row,
+                "n_tokens": 5,
+                "features": sorted(values),
+                "values": [values[feature] for feature in sorted(values)],
+                "positions": [0] * len(values),
+            }
+            for row, values in fires.items()
+        ]
+        return self.make(f"features.{name}", FEATURES, rows)
+
+    def loaded(self, name: str, texts: Sequence[str]) -> StageOutput:
+        rows: list[dict[str, Any]] = [
+            {
+                "id": f"{name}-{n}",
+                "text": text,
+                "messages": [{"role": "user", "content": text}],
+                "label": None,
+                "source_row": n,
+                "cleaned": False,
+            }
+            for n, text in enumerate(texts)
+        ]
+        return self.make(name, Load(LoadConfig(source="unused")).output, rows)
+
+
+@pytest.fixture
+def tables(make_output: Callable[..., StageOutput]) -> Tables:
+    return Tables(make_output)

@@ -1,0 +1,206 @@
+"""Loading: many formats give the same rows; whatever is unusable is named and refused or rejected."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pyarrow as pa
+import pytest
+
+from headwater.core.errors import ConfigError
+from headwater.core.store import StageOutput
+from headwater.stages.base import Stage
+from headwater.stages.curate.load import Load, LoadConfig
+
+RunStage = Callable[[Stage[Any]], StageOutput]
+TEXTS = ["first request", "second, with a comma", 'third "quoted" one', "línea número cuatro"]
+
+
+def _jsonl(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    return path
+
+
+def _write(path: Path, kind: str) -> Path:
+    rows = [{"text": text, "n": n} for n, text in enumerate(TEXTS)]
+    if kind == "jsonl":
+        return _jsonl(path.with_suffix(".jsonl"), rows)
+    if kind == "jsonl.gz":
+        target = path.with_suffix(".jsonl.gz")
+        with gzip.open(target, "wt", encoding="utf-8") as file:
+            file.writelines(json.dumps(row) + "\n" for row in rows)
+        return target
+    if kind == "json":
+        target = path.with_suffix(".json")
+        target.write_text(json.dumps(rows, indent=1), "utf-8")
+        return target
+    if kind == "csv":
+        target = path.with_suffix(".csv")
+        with target.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, ["text", "n"])
+            writer.writeheader()
+            writer.writerows(rows)
+        return target
+    if kind == "txt":
+        target = path.with_suffix(".txt")
+        target.write_text("\n\n".join(TEXTS), "utf-8")
+        return target
+    target = path.with_suffix(f".{kind}")
+    if kind == "parquet":
+        pl.DataFrame(rows).write_parquet(target)
+    else:
+        table = pa.Table.from_pylist(rows)
+        with pa.OSFile(str(target), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as writer:
+            writer.write_table(table)
+    return target
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "jsonl.gz", "json", "csv", "txt", "parquet", "arrow"])
+def test_every_format_gives_the_same_rows(tmp_path: Path, run: RunStage, kind: str) -> None:
+    output = run(Load(LoadConfig(source=str(_write(tmp_path / "data", kind)))))
+    rows = output.read()
+    assert rows["text"].to_list() == TEXTS
+    assert rows["messages"].to_list()[0] == [{"role": "user", "content": TEXTS[0]}]
+    assert rows["source_row"].to_list() == [0, 1, 2, 3]
+
+
+def test_the_fingerprint_follows_the_content_not_the_file_name(tmp_path: Path, run: RunStage) -> None:
+    first = _jsonl(tmp_path / "a.jsonl", [{"text": "hello"}])
+    second = _jsonl(tmp_path / "b.jsonl", [{"text": "hello"}])
+    other = _jsonl(tmp_path / "c.jsonl", [{"text": "goodbye"}])
+    paths = [run(Load(LoadConfig(source=str(path)))).path for path in (first, second, other)]
+    assert paths[0] == paths[1] != paths[2]
+
+
+def test_chats_keep_their_roles_and_sharegpt_names_are_understood(tmp_path: Path, run: RunStage) -> None:
+    chat = [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "hello"}, {"from": "human", "value": "bye"}]
+    output = run(Load(LoadConfig(source=str(_jsonl(tmp_path / "a.jsonl", [{"chat": chat}])), messages="chat")))
+    row = output.read().row(0, named=True)
+    assert [message["role"] for message in row["messages"]] == ["user", "assistant", "user"]
+    assert row["text"] == "hi\nbye"
+
+
+def test_shuffle_skip_limit_and_where_choose_disjoint_parts_of_one_file(tmp_path: Path, run: RunStage) -> None:
+    path = _jsonl(tmp_path / "a.jsonl", [{"text": f"row {n}", "class": n % 3} for n in range(60)])
+    head = run(Load(LoadConfig(source=str(path), shuffle=True, limit=15))).read()
+    rest: dict[str, Any] = {"shuffle": True, "skip": 15, "where": {"class": ["1", "2"]}, "label": "class"}
+    tail = run(Load(LoadConfig(source=str(path), **rest))).read()
+    assert set(tail["label"]) == {"1", "2"}
+    assert len(head) == 15 and len(tail) == 40 - sum(n % 3 != 0 for n in head["source_row"])
+    assert not set(head["id"]) & set(tail["id"])
+    assert head["source_row"].to_list() != sorted(head["source_row"])
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ({"text": None}, "null_text"),
+        ({"text": 7}, "not_a_string"),
+        ({"text": "   "}, "empty_text"),
+        ({"text": "x" * 200_000}, "too_long"),
+    ],
+)
+def test_an_unusable_row_is_an_error_that_names_it(
+    tmp_path: Path, run: RunStage, row: dict[str, Any], reason: str
+) -> None:
+    path = _jsonl(tmp_path / "a.jsonl", [{"text": "fine"}, row])
+    with pytest.raises(ConfigError, match=rf"{reason} in row 1 .*max_reject_share") as caught:
+        run(Load(LoadConfig(source=str(path))))
+    assert caught.value.exit_code == 2
+
+
+def test_unusable_rows_below_the_limit_are_rejected_with_their_text(tmp_path: Path, run: RunStage) -> None:
+    rows = [{"text": f"fine {n}"} for n in range(9)] + [{"text": 13}]
+    output = run(Load(LoadConfig(source=str(_jsonl(tmp_path / "a.jsonl", rows)), max_reject_share=0.1)))
+    assert output.manifest["counts"] == {"attempted": 10, "accepted": 9, "rejected": 1, "owed": 0}
+    reject = output.rejects().row(0, named=True)
+    assert (reject["reason"], reject["raw"]) == ("not_a_string", "13")
+
+
+def test_invalid_utf8_is_named_in_jsonl_and_csv(tmp_path: Path, run: RunStage) -> None:
+    jsonl, table = tmp_path / "a.jsonl", tmp_path / "a.csv"
+    jsonl.write_bytes(b'{"text": "fine"}\n{"text": "caf\xe9"}\n')
+    table.write_bytes(b"text,n\nfine,1\ncaf\xe9,2\n")
+    with pytest.raises(ConfigError, match="invalid_utf8 in line 2"):
+        run(Load(LoadConfig(source=str(jsonl))))
+    with pytest.raises(ConfigError, match="invalid_utf8 in row 2"):
+        run(Load(LoadConfig(source=str(table))))
+
+
+def test_broken_json_is_named(tmp_path: Path, run: RunStage) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": "fine"}\n{"text": \n', "utf-8")
+    with pytest.raises(ConfigError, match="bad_json in line 2"):
+        run(Load(LoadConfig(source=str(path))))
+
+
+def test_a_wrong_column_name_lists_the_columns(tmp_path: Path, run: RunStage) -> None:
+    path = _jsonl(tmp_path / "a.jsonl", [{"tweet": "hello", "class": 1}])
+    with pytest.raises(ConfigError, match=r"no column 'text'.*tweet, class"):
+        run(Load(LoadConfig(source=str(path))))
+    with pytest.raises(ConfigError, match=r"no column 'kind' \(the recipe's `label`\)"):
+        run(Load(LoadConfig(source=str(path), text="tweet", label="kind")))
+
+
+@pytest.mark.parametrize("content", ["", '{"text": "a", "class": 0}\n'])
+def test_a_dataset_without_rows_is_refused(tmp_path: Path, run: RunStage, content: str) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text(content, "utf-8")
+    with pytest.raises(ConfigError, match="has no rows"):
+        run(Load(LoadConfig(source=str(path), where={"class": ["1"]})))
+
+
+def test_a_missing_file_and_an_unknown_ending_say_what_is_possible(tmp_path: Path, run: RunStage) -> None:
+    with pytest.raises(ConfigError, match=r"There is no file.*Hub dataset id"):
+        run(Load(LoadConfig(source=str(tmp_path / "nowhere.jsonl"))))
+    odd = tmp_path / "data.xyz"
+    odd.write_text("hello", "utf-8")
+    with pytest.raises(ConfigError, match=r"no ending that tells its format.*\.jsonl"):
+        run(Load(LoadConfig(source=str(odd))))
+
+
+def test_lone_surrogates_and_nuls_are_cleaned_and_flagged(tmp_path: Path, run: RunStage) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps([{"text": "nul \x00 here"}, {"text": "plain"}]), "utf-8")
+    rows = run(Load(LoadConfig(source=str(path)))).read()
+    assert rows["text"].to_list() == ["nul  here", "plain"]
+    assert rows["cleaned"].to_list() == [True, False]
+
+
+def test_a_folder_of_shards_is_one_dataset(tmp_path: Path, run: RunStage) -> None:
+    folder = tmp_path / "shards"
+    folder.mkdir()
+    for n in range(3):
+        pl.DataFrame({"text": [f"row {n}"]}).write_parquet(folder / f"part-{n}.parquet")
+    (folder / "README.md").write_text("not data")
+    assert run(Load(LoadConfig(source=str(folder)))).read()["text"].to_list() == ["row 0", "row 1", "row 2"]
+
+
+def test_an_fsspec_url_is_read_like_a_file(run: RunStage) -> None:
+    import fsspec
+
+    with fsspec.open("memory://data.jsonl.gz", "wb", compression="gzip") as file:
+        file.write(b'{"text": "from memory"}\n')
+    assert run(Load(LoadConfig(source="memory://data.jsonl.gz"))).read()["text"].to_list() == ["from memory"]
+
+
+def test_a_hub_dataset_without_network_says_so(run: RunStage) -> None:
+    from headwater.core.errors import TransientError
+
+    with pytest.raises(TransientError, match=r"Hub could not be .*Check the network"):
+        run(Load(LoadConfig(source="nobody/no-such-dataset")))
+
+
+def test_real_tweets_load_by_class(run: RunStage) -> None:
+    path = Path(__file__).parents[3] / "shared" / "data" / "davidson_hate_speech.csv.gz"
+    if not path.exists():
+        pytest.skip("the shared data folder is not beside this checkout")
+    output = run(Load(LoadConfig(source=str(path), text="tweet", label="class", where={"class": ["2"]})))
+    assert output.rows == 4163
+    assert set(output.read()["label"]) == {"2"}
