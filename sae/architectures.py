@@ -27,8 +27,8 @@ where it began."""
 JUMPRELU_BANDWIDTH = 0.5
 """How far from its threshold a pre-activation still moves it."""
 THRESHOLD_HASTE = 10.0
-"""JumpReLU's thresholds learn so many times faster than the weights, whose growth they can't follow otherwise: after 200
-steps L0 was 180 where 32 was aimed at."""
+"""JumpReLU's thresholds learn so many times faster than the weights, whose growth they can't follow otherwise: after
+200 steps L0 was 180 where 32 was aimed at."""
 
 
 class Trainee(Protocol):
