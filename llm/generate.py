@@ -14,7 +14,7 @@ from transformers.cache_utils import DynamicCache
 
 from headwater.core.errors import BadOutput, HeadwaterError, PermanentError
 from headwater.llm.batching import common_prefix, length_batches
-from headwater.llm.kv import SlotCache, right_aligned, use_grouped_attention
+from headwater.llm.kv import SlotCache, check_past, right_aligned
 from headwater.llm.replies import cut_at_stop, judge_reply
 from headwater.llm.sampling import draw_tokens
 from headwater.llm.types import ChatOutcome, ChatRequest, Usage
@@ -65,7 +65,7 @@ class Generator:
         max_batch_tokens: int,
         stopped: Callable[[], bool],
     ) -> None:
-        use_grouped_attention(model)
+        check_past(model)
         self._model = model
         self._format = chat_format
         self._tokenizer: PreTrainedTokenizerBase = chat_format.tokenizer

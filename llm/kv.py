@@ -127,20 +127,21 @@ def right_aligned(cache: DynamicCache, lengths: Sequence[int]) -> list[tuple[Ten
 
 
 def use_grouped_attention(model: PreTrainedModel) -> None:
-    """Switch `model` to an attention whose single-token step doesn't copy keys and values for every query head.
+    """Switch `model` to an attention whose single-token step doesn't copy keys and values for every query head."""
+    if model.config._attn_implementation == "sdpa":
+        AttentionInterface.register(ATTENTION, _grouped_attention)
+        AttentionMaskInterface.register(ATTENTION, sdpa_mask)
+        model.set_attn_implementation(ATTENTION)
 
-    Raises `ConfigError` for models with a state that is not keys and values: those cannot be batched this way.
-    """
+
+def check_past(model: PreTrainedModel) -> None:
+    """Raise `ConfigError` when the model's past is more than keys and values: rows of it cannot be batched here."""
     kinds = (DynamicLayer, DynamicSlidingWindowLayer)
     if any(type(layer) not in kinds for layer in DynamicCache(config=model.config).layers):
         raise ConfigError(
             f"{type(model).__name__} keeps a recurrent state, which this engine cannot batch.",
             todo="Use the vllm engine, or an OpenAI-compatible server.",
         )
-    if model.config._attn_implementation == "sdpa":
-        AttentionInterface.register(ATTENTION, _grouped_attention)
-        AttentionMaskInterface.register(ATTENTION, sdpa_mask)
-        model.set_attn_implementation(ATTENTION)
 
 
 def _grouped_attention(

