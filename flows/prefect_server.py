@@ -132,13 +132,17 @@ def _serve(handle: int) -> None:
     """Body of the child: serve until the parent's end of our standard input closes."""
     over = threading.Event()
     threading.Thread(target=_end_with_parent, args=(over,), daemon=True).start()
-    gc.disable()  # collecting while thousands of classes are made takes a quarter of the import
+    gc.disable()  # until it serves: collecting while thousands of classes are made takes a quarter of the import
     import uvicorn
     from prefect.server.api.server import create_app
 
-    server = uvicorn.Server(uvicorn.Config(create_app(), log_level="error", lifespan="on", fd=handle))
-    gc.freeze()
-    gc.enable()
+    class Server(uvicorn.Server):
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            await super().startup(sockets)
+            gc.freeze()
+            gc.enable()
+
+    server = Server(uvicorn.Config(create_app(), log_level="error", lifespan="on", fd=handle))
 
     def end() -> None:
         over.wait()

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import click
 import orjson
 from rich.table import Table
 from rich.text import Text
@@ -29,8 +29,7 @@ def show_rows(run: Run, workspace: Workspace, *, stage: str | None, rejects: boo
     found, total = _rejects(run, workspace, stage, count) if rejects else _rows(run, workspace, stage, count)
     if as_json:
         for row in found:
-            sys.stdout.buffer.write(orjson.dumps(row, default=str) + b"\n")
-        sys.stdout.buffer.flush()
+            click.echo(orjson.dumps(row, default=str))
         return
     out = console()
     for number, row in enumerate(found, 1):
