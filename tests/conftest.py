@@ -1,4 +1,4 @@
-"""What tests of every floor share."""
+"""What tests of several floors share."""
 
 from __future__ import annotations
 
@@ -27,3 +27,14 @@ def small_disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
     yield sized
     if place.is_mount():
         subprocess.run(["umount", "-l", place], check=True)
+
+
+@pytest.fixture(scope="session")
+def embedded_cache() -> Path:
+    """A cache folder that holds the embedded model, converted once and kept between test runs in `.build/`."""
+    pytest.importorskip("torch", reason="the local engines need the extra `local`")
+    from headwater.llm.embedded import embedded_model_folder
+
+    cache = Path(__file__).parents[1] / ".build" / "cache"
+    embedded_model_folder(cache)
+    return cache
