@@ -12,6 +12,7 @@ from pathlib import Path
 from headwater.core.errors import ConfigError
 
 _POLL_SECONDS = 0.2
+_open: set[int] = set()
 
 
 @contextmanager
@@ -24,6 +25,7 @@ def file_lock(
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    _open.add(handle)
     try:
         told = False
         while True:
@@ -47,4 +49,15 @@ def file_lock(
         os.pwrite(handle, f"process {os.getpid()}".encode(), 0)
         yield
     finally:
-        os.close(handle)
+        if handle in _open:  # else this is a forked child, which closed it at birth
+            _open.discard(handle)
+            os.close(handle)
+
+
+def _close_in_child() -> None:
+    """A forked worker (of vLLM, of a data loader) that outlives its killed parent must not keep the locks."""
+    while _open:
+        os.close(_open.pop())
+
+
+os.register_at_fork(after_in_child=_close_in_child)

@@ -45,6 +45,21 @@ def test_the_waiter_goes_on_when_the_holder_is_killed(tmp_path: Path, holder: su
     assert told == [f"process {holder.pid}"]
 
 
+def test_a_worker_that_outlives_its_killed_parent_does_not_keep_the_lock(tmp_path: Path) -> None:
+    script = HOLDER.replace('    print("held"', '    if not os.fork(): time.sleep(30); os._exit(0)\n    print("held"')
+    with subprocess.Popen(
+        [sys.executable, "-c", f"import os\n{script}", str(tmp_path / "lock")], stdout=subprocess.PIPE, text=True
+    ) as parent:
+        assert parent.stdout is not None
+        assert parent.stdout.readline() == "held\n"
+        parent.kill()
+        started = time.monotonic()
+        with file_lock(tmp_path / "lock"):
+            waited = time.monotonic() - started
+        parent.stdout.close()
+    assert waited < 5
+
+
 def test_a_waiter_can_give_up(tmp_path: Path, holder: subprocess.Popen[str]) -> None:
     def poll() -> None:
         raise Stopped("Enough.")
