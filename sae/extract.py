@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 import numpy as np
 import torch
 
+from headwater.core.errors import ConfigError
 from headwater.sae.pool import DensePool, TopKPool
 from headwater.sae.space import FeatureSpace, TopK
 
@@ -57,7 +58,7 @@ class RowFeatures:
     """Shape (active,): index among the own tokens where the maximum is reached first."""
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def extract_features(
     batches: Iterable[TokenBatch], space: FeatureSpace, *, mode: Mode = "topk", min_value: float = 0.0
 ) -> Iterator[RowFeatures]:
@@ -108,12 +109,15 @@ class Disagreement:
 def bf16_disagreement(reference: Iterable[RowFeatures], other: Iterable[RowFeatures]) -> Disagreement:
     """Compare the same rows, whatever their order, after a float32 pass (`reference`) and a bfloat16 one (`other`).
 
-    Raises ValueError when the two don't hold the same rows.
+    Raises ConfigError when the two don't hold the same rows.
     """
     ours = {features.row: features for features in reference}
     theirs = {features.row: features for features in other}
     if ours.keys() != theirs.keys():
-        raise ValueError(f"The two passes hold different rows: {sorted(ours.keys() ^ theirs.keys())[:5]}.")
+        raise ConfigError(
+            f"The two passes hold different rows: {sorted(ours.keys() ^ theirs.keys())[:5]} are in one of them only.",
+            todo="Extract both from the same conversations.",
+        )
     pairs = differing = 0
     largest = 0.0
     for row, first in ours.items():

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from headwater.core.errors import ConfigError
 from headwater.llm.batching import length_batches
 from headwater.llm.hidden import decoder_block
 from headwater.sae.space import FeatureSpace
@@ -39,11 +40,11 @@ class SpaceQuality:
     """Share of the features that fire on none of the tokens."""
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def measure_space(space: FeatureSpace, tokens: NDArray[np.float32] | torch.Tensor) -> SpaceQuality:
     """Measure `space` on activations (tokens, d_model), in blocks, with sums in float64.
 
-    Raises ValueError when there are no tokens or they are all the same, which leaves no variance to explain.
+    Raises ConfigError when there are no tokens or they are all the same, which leaves no variance to explain.
     """
     n_tokens = len(tokens)
     error = square = 0.0
@@ -58,7 +59,7 @@ def measure_space(space: FeatureSpace, tokens: NDArray[np.float32] | torch.Tenso
         fired += (values > 0).sum(dim=0).cpu()
     variance = square / n_tokens - float((total / n_tokens).square().sum()) if n_tokens else 0.0
     if variance <= 0:
-        raise ValueError(f"{n_tokens} tokens without variance can't measure an SAE.")
+        raise ConfigError(f"{n_tokens} tokens without variance can't measure an SAE.", todo="Give more texts.")
     return SpaceQuality(
         tokens=n_tokens,
         explained_variance=1 - error / n_tokens / variance,
@@ -89,7 +90,7 @@ class LossRecovered:
         return (self.ce_ablated - self.ce_sae) / lost if lost > 0 else None
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def loss_recovered(
     engine: TransformersEngine,
     conversations: Sequence[Sequence[Message]],
@@ -101,7 +102,7 @@ def loss_recovered(
     """Run `conversations` three times, the output of block `space.layer` as it is, reconstructed, and zeroed.
 
     Only own tokens are patched: the SAE neither saw nor will measure the template's, whose activations are unlike any
-    text's and would dominate the result. Raises ValueError when no own token follows another.
+    text's and would dominate the result. Raises ConfigError when no own token follows another.
     """
     chats = [chat for chat in engine.chat_format.encode(conversations, roles=roles, max_tokens=max_tokens) if chat.own]
     block = decoder_block(engine.model, space.layer)
@@ -118,7 +119,9 @@ def loss_recovered(
                 logits = engine.model(input_ids=ids, use_cache=False).logits[:, :-1][counted]
             sums[number] += float(cross_entropy(logits.float(), ids[:, 1:][counted], reduction="none").double().sum())
     if not count:
-        raise ValueError("No text has two own tokens in a row, so there is no prediction to measure.")
+        raise ConfigError(
+            "No text has two own tokens in a row, so there is no prediction to measure.", todo="Give longer texts."
+        )
     return LossRecovered(count, *(total / count for total in sums))
 
 

@@ -90,6 +90,8 @@ def _space_facts(folder: Path) -> dict[str, Any]:
             f"{path} has format {about.get('format')}, but this Headwater reads {SPACE_FORMAT}.",
             todo="Upgrade Headwater, or train the SAE again.",
         )
+    if missing := {"model", "layer", "input_scale"} - about.keys():
+        raise ConfigError(f"{path} lacks {', '.join(sorted(missing))}.", todo="Train the SAE again.")
     return about
 
 

@@ -116,10 +116,10 @@ class FeatureSpace:
             norms = w_dec.norm(dim=1).clamp(min=torch.finfo(torch.float32).tiny)
             w_enc, b_enc, w_dec = w_enc * norms, b_enc * norms, w_dec / norms[:, None]
         return cls(
-            w_enc=(w_enc * input_scale).contiguous(),
+            w_enc=_times(w_enc, input_scale),
             b_enc=b_enc.contiguous(),
-            w_dec=(w_dec / input_scale).contiguous(),
-            b_dec=(b_dec / input_scale).contiguous(),
+            w_dec=_times(w_dec, 1 / input_scale),
+            b_dec=_times(b_dec, 1 / input_scale),
             activation=_fitting(activation, width=w_enc.shape[1]),
             subtract_b_dec=subtract_b_dec,
             model=model,
@@ -231,6 +231,11 @@ class FeatureSpace:
                 "hf_hook_name": f"model.layers.{self.layer}",
             },
         }
+
+
+def _times(tensor: Tensor, factor: float) -> Tensor:
+    """Without a copy where nothing changes: the matrices of a published SAE take gigabytes."""
+    return tensor.contiguous() if factor == 1.0 else (tensor * factor).contiguous()
 
 
 def _check_weights(w_enc: Tensor, w_dec: Tensor, b_enc: Tensor, b_dec: Tensor) -> None:

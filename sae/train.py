@@ -91,8 +91,9 @@ def train_space(
         trainee.sae.to(device)
         trainee.sae.b_dec.data.copy_(torch.from_numpy(mean * scale))
         loss = _fit(trainee, _batches(activations.tokens, train, config, seed), config, scale, progress)
+    trainee.sae.to("cpu")
     space = FeatureSpace.from_weights(
-        {name: getattr(trainee.sae, name).cpu() for name in ("W_enc", "W_dec", "b_enc", "b_dec")},
+        {name: getattr(trainee.sae, name) for name in ("W_enc", "W_dec", "b_enc", "b_dec")},
         trainee.activation(),
         model=activations.model,
         layer=activations.layer,
@@ -141,6 +142,8 @@ def _fit(
         since_fired[fired] = 0
         if progress is not None:
             progress(step + 1, config.steps, loss.item())
+    if not bool(torch.isfinite(loss)):
+        raise ConfigError(f"The training of the SAE diverged: its loss is {loss.item()}.", todo="Lower learning_rate.")
     return loss.item()
 
 
@@ -166,12 +169,20 @@ def _split(rows: NDArray[np.int32], held_out_share: float, seed: int) -> tuple[I
 
 
 def _input_statistics(tokens: NDArray[np.float32], train: Indices) -> tuple[float, NDArray[np.float32]]:
-    """The input scale, and the mean activation (d_model,) in the tokens' own unit."""
+    """The input scale, and the mean activation (d_model,) in the tokens' own unit.
+
+    Raises ConfigError for activations that aren't finite, or all zero.
+    """
     norms, total = 0.0, np.zeros(tokens.shape[1])
     for part in np.array_split(train, max(1, len(train) // _MEASURED_TOKENS)):
         block = tokens[part].astype(np.float64)
         norms += float(np.linalg.norm(block, axis=1).sum())
         total += block.sum(axis=0)
+    if not 0 < norms < np.inf:
+        raise ConfigError(
+            "The model's activations are all zero or hold values that aren't finite.",
+            todo="Run the model in float32, and check that its weights are whole.",
+        )
     return float(tokens.shape[1] ** 0.5 * len(train) / norms), (total / len(train)).astype(np.float32)
 
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from headwater.core.errors import ConfigError
 from headwater.sae import space as space_module
 from headwater.sae.extract import Mode, RowFeatures, bf16_disagreement, extract_features
 from headwater.sae.space import Activation, FeatureSpace, JumpRelu, Relu, TopK
@@ -142,5 +143,5 @@ def test_disagreement_counts_pairs_that_differ_and_the_largest_change() -> None:
 
 
 def test_disagreement_needs_the_same_rows() -> None:
-    with pytest.raises(ValueError, match="different rows"):
+    with pytest.raises(ConfigError, match="different rows"):
         bf16_disagreement([_row(0, {1: 1.0})], [_row(3, {1: 1.0})])

@@ -10,6 +10,7 @@ import torch
 from sklearn.metrics import r2_score
 from torch import Tensor
 
+from headwater.core.errors import ConfigError
 from headwater.llm.types import Message
 from headwater.sae import space as space_module
 from headwater.sae.metrics import LossRecovered, loss_recovered, measure_space
@@ -92,7 +93,7 @@ def test_blocks_do_not_change_the_measurement(
 
 @pytest.mark.parametrize("n_tokens", [0, 1])
 def test_too_few_tokens_are_refused(x: Tensor, n_tokens: int) -> None:
-    with pytest.raises(ValueError, match="without variance"):
+    with pytest.raises(ConfigError, match="without variance"):
         measure_space(_perfect(12), x[:n_tokens])
 
 
@@ -147,5 +148,5 @@ def test_the_model_is_left_as_it_was(engine: TransformersEngine) -> None:
 
 
 def test_texts_without_two_tokens_in_a_row_are_refused(engine: TransformersEngine) -> None:
-    with pytest.raises(ValueError, match="no prediction"):
+    with pytest.raises(ConfigError, match="no prediction"):
         loss_recovered(engine, [[Message("user", "")]], _perfect(576))

@@ -176,6 +176,29 @@ def test_one_text_is_too_few(activations: Activations) -> None:
         train_space(Activations(activations.tokens[:40], activations.rows[:40], model="m", layer=0), SMALL, seed=0)
 
 
+@pytest.mark.parametrize("value", [0.0, np.nan, np.inf])
+def test_activations_without_a_finite_norm_are_refused(activations: Activations, value: float) -> None:
+    tokens = np.full_like(activations.tokens, value)
+    with pytest.raises(ConfigError, match="all zero or hold values that aren't finite"):
+        train_space(Activations(tokens, activations.rows, model="m", layer=0), SMALL, seed=0)
+
+
+def test_a_training_that_diverges_says_so(activations: Activations) -> None:
+    config = SMALL.model_copy(update={"learning_rate": 1e30, "steps": 20})
+    with pytest.raises(ConfigError, match="diverged"):
+        train_space(activations, config, seed=0)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+@pytest.mark.parametrize("architecture", ["topk", "batchtopk", "jumprelu"])
+def test_training_on_a_gpu_gives_a_space_as_good(activations: Activations, architecture: str) -> None:
+    config = SMALL.model_copy(update={"architecture": architecture})
+    space, report = train_space(activations, config, seed=0, device="cuda")
+    assert space.w_enc.device.type == "cpu"
+    assert report.explained_variance > 0.8
+
+
 @pytest.mark.parametrize(
     "bad",
     [
