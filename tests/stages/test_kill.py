@@ -164,11 +164,12 @@ async def test_two_runs_at_once_both_end_well_and_ask_for_every_row_once(
 async def test_when_one_of_two_is_killed_the_other_finishes_its_work(tmp_path: Path, server: CountingServer) -> None:
     server.plan = Plan(latency_s=3600)
     first = await _process(tmp_path, server)
-    while not server.asked:
-        await asyncio.sleep(0.01)
-    second = await _process(tmp_path, server)
-    while "waiting for process" not in (tmp_path / "events.jsonl").read_text():
-        await asyncio.sleep(0.01)
+    async with asyncio.timeout(60):
+        while not server.asked:
+            await asyncio.sleep(0.01)
+        second = await _process(tmp_path, server)
+        while "waiting for process" not in (tmp_path / "events.jsonl").read_text():
+            await asyncio.sleep(0.01)
     server.plan = Plan()
     first.kill()
     await second.communicate()
