@@ -73,7 +73,7 @@ def make_plan(recipe: Recipe, workspace: Workspace) -> Plan:
             rates.seconds(
                 node.stage.name, forecasts[node.name], max((rows[s] for s in node.inputs.values()), default=0)
             ),
-            _dollars(recipe, forecasts[node.name]),
+            _dollars(recipe, node, forecasts[node.name]),
         )
         for node in graph
     )
@@ -84,8 +84,10 @@ def _context(node: Node, recipe: Recipe, workspace: Workspace, engines: EnginePo
     return StageContext(node.name, recipe.seed, workspace, engines, Meter(), EventLog(), threading.Event())
 
 
-def _dollars(recipe: Recipe, forecast: Forecast) -> float | None:
-    if not forecast.calls:
-        return 0.0
+def _dollars(recipe: Recipe, node: Node, forecast: Forecast) -> float | None:
+    """A model inside this process costs nothing per token, unless the recipe says otherwise."""
     price = recipe.prices.get(forecast.model)
-    return None if price is None else price.dollars(forecast.tokens_in, 0, forecast.tokens_out)
+    if price is not None:
+        return price.dollars(forecast.tokens_in, 0, forecast.tokens_out)
+    served = any(config.engine == "openai" for config in node.stage.engine_configs().values())
+    return None if served and forecast.calls else 0.0

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import sqlite3
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +28,10 @@ class StageStatus:
     rejected: int | None = None
     seconds: float | None = None
     pace: Pace | None = None
+    fingerprint: str = ""
+    """Digest of the output that is being made."""
+    kept: int | None = None
+    """Rows that its journal holds, for a row stage that has not finished."""
 
 
 @dataclass
@@ -47,6 +53,8 @@ def standing(run: Run, workspace: Workspace) -> Standing:
     for stage in found.stages.values():
         if stage.state == "running" and found.status != "running":
             stage.state = found.status
+        if stage.pace is not None:
+            stage.kept = _journalled(workspace, stage.fingerprint)
     _count_rows(found, run, workspace)
     return found
 
@@ -66,7 +74,7 @@ def show_status(run: Run, workspace: Workspace) -> None:
             stage.state,
             *("" if n is None else f"{n:,}" for n in (stage.rows, stage.rejected)),
             "" if stage.seconds is None else f"{stage.seconds:,.1f}",
-            "" if stage.pace is None else _progress(stage, found),
+            _progress(stage),
         )
     out.print(table)
     if error := state.get("error"):
@@ -88,12 +96,16 @@ def _headline(found: Standing, state: dict[str, Any]) -> str:
     return text
 
 
-def _progress(stage: StageStatus, found: Standing) -> str:
-    assert stage.pace is not None
+def _progress(stage: StageStatus) -> str:
+    if stage.pace is None:
+        return ""
     if stage.state == "running":
         return stage.pace.describe()
-    done, total = stage.pace.done, stage.pace.total
-    return "" if not done else f"{done:,} of {total:,} rows kept" if total else f"{done:,} rows"
+    if stage.kept is None:
+        return ""
+    return (
+        f"{stage.kept:,} rows kept" if stage.pace.total is None else f"{stage.kept:,} of {stage.pace.total:,} rows kept"
+    )
 
 
 def _take(found: Standing, event: dict[str, Any]) -> None:
@@ -106,6 +118,7 @@ def _take(found: Standing, event: dict[str, Any]) -> None:
         return
     if kind == "stage_started":
         stage.state, stage.pace = "running", Pace(stage.name, float(event["time"]))
+        stage.fingerprint = str(event["fingerprint"])
     elif kind == "progress":
         stage.pace = stage.pace or Pace(stage.name, float(event["time"]))
         stage.pace.update(event)
@@ -123,6 +136,17 @@ def _count_rows(found: Standing, run: Run, workspace: Workspace) -> None:
             stage.state = "output gone"
         else:
             stage.rejected = int(manifest["counts"]["rejected"])
+
+
+def _journalled(workspace: Workspace, fingerprint: str) -> int | None:
+    """Rows in the journal of the output with this fingerprint; None when there is no journal."""
+    for path in (workspace.stages / ".journals").glob(f"*-{fingerprint}.sqlite"):
+        try:
+            with contextlib.closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as journal:
+                return int(journal.execute("SELECT COUNT(*) FROM rows").fetchone()[0])
+        except sqlite3.Error:
+            return None
+    return None
 
 
 def _manifest(path: Path) -> dict[str, Any] | None:

@@ -78,6 +78,7 @@ def test_ctrl_c_stops_after_what_is_in_flight_and_the_next_run_goes_on(
     assert errors.splitlines()[-1].startswith("Error: Stopped as you asked; everything finished is kept.")
     assert 6 <= kept < ROWS
     assert "stopped, 1 of 3 stages finished" in status.stdout
+    assert f"{kept} of {ROWS} rows kept" in status.stdout
     assert resumed.returncode == 0
     assert f"{kept:,} rows were already in the journal" in resumed.stderr, "each processed row was journalled"
     assert sorted(map(int, log.read_text().split())) == list(range(ROWS)), "no row was done twice, none was lost"
