@@ -64,7 +64,7 @@ class AskConfig(StageConfig):
     at_once: int = 1
     """Copies of every question, asked at the same time."""
     window: int = 8
-    max_reject_share: float = 1.0
+    max_reject_share: float = Knob(1.0)
     concurrency: int = Knob(8)
 
 

@@ -115,6 +115,21 @@ def test_a_bad_reply_rejects_its_row_keeps_the_raw_text_and_is_paid_for(tmp_path
     assert output.manifest["meter"]["dollars"] == pytest.approx((4 * (6 + 2) + 110 * 2) / 1e6)
 
 
+def test_after_too_many_rejects_a_higher_limit_asks_for_nothing_again(tmp_path: Path, numbers: Any) -> None:
+    asked: list[str] = []
+
+    def answer(request: ChatRequest, ids: Sequence[str]) -> Any:
+        asked.append(request.id)
+        return cut(request, ids) if _count(request) % 2 else of_the_request(request, ids)
+
+    rows, pool = numbers(10), Pool(engine=lambda: RemoteEngine(answer))
+    with pytest.raises(PermanentError, match="rejected 5 of 10 rows"):
+        run_stage(Ask(AskConfig(max_reject_share=0.4)), rows, context(tmp_path, pool))
+    output = run_stage(Ask(AskConfig(max_reject_share=0.5)), rows, context(tmp_path, pool)).output
+    assert output.rows == 5
+    assert len(asked) == 10
+
+
 def test_a_row_that_became_nothing_is_a_reject(tmp_path: Path, numbers: Any) -> None:
     class Silent(Ask):
         async def process(self, row: Any, call: Any) -> Any:
