@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -11,9 +11,13 @@ import torch
 from torch import Tensor
 
 from headwater.core.errors import ConfigError
+from headwater.llm.types import Message
 from headwater.sae import space as space_module
 from headwater.sae.extract import Mode, RowFeatures, bf16_disagreement, extract_features
 from headwater.sae.space import Activation, FeatureSpace, JumpRelu, Relu, TopK
+
+if TYPE_CHECKING:
+    from headwater.llm.transformers import TransformersEngine
 
 ACTIVATIONS = {"top5": TopK(5), "top40": TopK(40), "jumprelu": JumpRelu(torch.arange(40) * 1.5), "relu": Relu()}
 
@@ -126,6 +130,30 @@ def test_memory_stays_at_one_block_however_long_the_batch_is(
     list(extract_features([SimpleNamespace(rows=list(range(8)), hidden=hidden, own=own)], space))
     assert sum(sizes) == 800
     assert max(sizes) == 64
+
+
+def test_real_texts_fire_what_the_whole_model_says(engine: TransformersEngine) -> None:
+    layer, width = 3, 200
+    made = torch.Generator().manual_seed(0)
+    weights = {"W_enc": torch.randn(576, width, generator=made), "W_dec": torch.randn(width, 576, generator=made)}
+    weights |= {"b_enc": torch.zeros(width), "b_dec": torch.zeros(576)}
+    space = FeatureSpace.from_weights(weights, TopK(8), model="smollm2-135m", layer=layer)
+    chats = [[Message("user", text)] for text in ("Name three rivers of Spain.", "", "Is 91 prime?")]
+
+    found = {row.row: row for row in extract_features(engine.hidden_states(chats, layer), space)}
+
+    for row, chat in enumerate(engine.chat_format.encode(chats, max_tokens=512)):
+        own = torch.tensor(chat.own, dtype=torch.bool)
+        assert found[row].n_tokens == int(own.sum())
+        if not chat.own:
+            continue
+        with torch.no_grad():
+            states = engine.model(torch.tensor([chat.token_ids]), output_hidden_states=True).hidden_states
+        matrix = space.encode(states[layer + 1][0, own]).numpy()
+        features = np.flatnonzero(matrix.max(axis=0))
+        np.testing.assert_array_equal(found[row].features, features)
+        np.testing.assert_allclose(found[row].values, matrix.max(axis=0)[features], rtol=1e-3)
+        np.testing.assert_array_equal(found[row].positions, matrix.argmax(axis=0)[features])
 
 
 def _row(row: int, active: dict[int, float]) -> RowFeatures:

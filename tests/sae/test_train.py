@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -267,6 +268,9 @@ assert "sae_lens" in sys.modules and os.environ["WANDB_MODE"] == "disabled"
 
 
 def test_training_opens_no_connection_and_sae_lens_is_only_imported_for_it(tmp_path: Path) -> None:
-    done = subprocess.run([sys.executable, "-c", OFFLINE], cwd=tmp_path, capture_output=True, text=True)
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", OFFLINE], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     assert not list(tmp_path.iterdir())
