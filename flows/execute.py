@@ -30,6 +30,7 @@ class Execution:
     run: Run
     workspace: Workspace
     listeners: tuple[Listener, ...] = ()
+    """Hear every event; may be added to while the run goes on."""
     max_cost: float | None = None
     max_tokens: int | None = None
     stop: threading.Event = field(default_factory=threading.Event)
@@ -40,7 +41,7 @@ class Execution:
         self.graph: Graph = self.recipe.graph()
         self.engines = EnginePool(self.workspace.cache)
         self.meter = Meter(self.recipe.prices, max_cost=self.max_cost, max_tokens=self.max_tokens)
-        self.events = EventLog(self.run.events_path, self.listeners)
+        self.events = EventLog(self.run.events_path, (self._tell,))
         self.rates = Rates(self.workspace)
 
     def context(self, node: Node) -> StageContext:
@@ -89,6 +90,10 @@ class Execution:
     def close(self) -> None:
         asyncio.run(self.engines.aclose())
         self.events.close()
+
+    def _tell(self, event: Mapping[str, Any]) -> None:
+        for listener in self.listeners:
+            listener(event)
 
     def _measure(self, node: Node, result: StageResult, tokens_out: int, seconds: float) -> None:
         """Keep how fast the stage was. A resumed stage attempted some rows earlier: then rows per second would lie."""

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from headwater.core.errors import HeadwaterError, PermanentError, Stopped
+from headwater.flows.prefect_artifacts import ProgressArtifacts, publish_artifacts
 from headwater.flows.prefect_server import local_api, quiet_environment
 
 if TYPE_CHECKING:
@@ -33,14 +34,14 @@ def run_with_prefect(execution: Execution) -> None:
     theirs = os.environ.get(_API_URL)
     os.environ.update(quiet_environment(home))
     if theirs:
-        _run_flow(execution, theirs)
+        _run_flow(execution, theirs, watched=True)
         return
     first = "" if (home / "prefect.db").exists() else "; the first time takes longer, it creates its database"
     execution.events.emit("note", stage="prefect", text=f"starting its local API{first}")
     with local_api(home) as api:
         _import_prefect()
         api.wait_ready()
-        _run_flow(execution, api.url)
+        _run_flow(execution, api.url, watched=False)
 
 
 def _import_prefect() -> None:
@@ -50,7 +51,8 @@ def _import_prefect() -> None:
     import prefect.task_engine  # noqa: F401 - loaded for its effect
 
 
-def _run_flow(execution: Execution, url: str) -> None:
+def _run_flow(execution: Execution, url: str, *, watched: bool) -> None:
+    """Run the flow against the API at `url`; `watched`: somebody may be looking at that server's UI."""
     from prefect import flow, task
     from prefect.cache_policies import NO_CACHE
     from prefect.settings import PREFECT_API_URL, temporary_settings
@@ -69,12 +71,12 @@ def _run_flow(execution: Execution, url: str) -> None:
     stage = task(task_run_name="{node}", cache_policy=NO_CACHE, persist_result=False, retries=0)(run_stage)
 
     def run_stages(run: str) -> Any:
-        with _handled_by(handlers):
+        with _handled_by(handlers), ProgressArtifacts(execution) if watched else contextlib.nullcontext():
             for node in execution.graph:
                 state = stage.with_options(name=node.stage.name)(node.name, return_state=True)
                 if failures or not state.is_completed():
                     return state
-            _publish_artifacts(execution)
+            publish_artifacts(execution)
         return None
 
     names = {"name": execution.run.pipeline, "flow_run_name": execution.run.path.name}
@@ -89,7 +91,7 @@ def _run_flow(execution: Execution, url: str) -> None:
     if failures:
         raise failures[0]
     if final is None or not final.is_completed():
-        where = "its local API" if url != os.environ.get(_API_URL) else f"the server at {url}"
+        where = f"the server at {url}" if watched else "its local API"
         raise PermanentError(
             f"Prefect could not run the flow against {where}: {cause or final.message}.",
             todo="Check the server, or use `--direct`: it runs the same stages without Prefect.",
@@ -102,25 +104,6 @@ def _ended(error: Exception) -> Any:
 
     message = error.what if isinstance(error, HeadwaterError) else f"{type(error).__name__}: {error}"
     return Cancelled(message=message) if isinstance(error, Stopped) else Failed(message=message)
-
-
-def _publish_artifacts(execution: Execution) -> None:
-    """A table of counts and a link to the report, for whoever looks at the run in Prefect's UI."""
-    from prefect.artifacts import create_link_artifact, create_table_artifact
-
-    rows = []
-    for name, result in execution.results.items():
-        manifest = result.output.manifest
-        rows.append({"stage": name, "reused": result.reused, **manifest["counts"], "rows": manifest["rows"]})
-    key = _artifact_key(execution.run.pipeline)
-    create_table_artifact(table=rows, key=f"{key}-counts", description=f"Rows per stage of {execution.run.name}")
-    report = (execution.run.path / "report.html").resolve()
-    create_link_artifact(link=report.as_uri(), link_text="report.html", key=f"{key}-report")
-
-
-def _artifact_key(pipeline: str) -> str:
-    """Prefect allows lower-case letters, digits and dashes."""
-    return "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in pipeline.lower())
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import itertools
 import json
@@ -16,6 +17,7 @@ from typing import Any
 import yaml
 
 from headwater.core.errors import ConfigError
+from headwater.core.locks import file_lock
 from headwater.core.store import StageOutput, Workspace, load_output
 from headwater.data_cards.redact import redact_values
 from headwater.flows.suggest import did_you_mean
@@ -24,8 +26,8 @@ _STATE = "run.json"
 """Not `state.json`: by that name `datasets` would take the run folder for a dataset saved to disk, and refuse it."""
 _ALIVE = ".alive"
 
-_held: dict[Path, int] = {}
-"""Run folders of this process → the handle that holds their `.alive` file locked."""
+_held: dict[Path, contextlib.ExitStack] = {}
+"""Run folders of this process → what holds their `.alive` file locked."""
 
 
 @dataclass(frozen=True)
@@ -170,15 +172,15 @@ def _new_folder(parent: Path, stamp: str) -> Path:
 
 def _hold(folder: Path) -> None:
     """Lock the run's `.alive` file. The kernel lets go when the process ends, however it ends; a pid gets reused."""
-    handle = os.open(folder / _ALIVE, os.O_RDWR | os.O_CREAT, 0o644)
-    fcntl.flock(handle, fcntl.LOCK_EX)
-    _held[folder] = handle
+    stack = contextlib.ExitStack()
+    stack.enter_context(file_lock(folder / _ALIVE))
+    _held[folder] = stack
 
 
 def _release(folder: Path) -> None:
-    handle = _held.pop(folder, None)
-    if handle is not None:
-        os.close(handle)
+    stack = _held.pop(folder, None)
+    if stack is not None:
+        stack.close()
 
 
 def _is_held(path: Path) -> bool:

@@ -10,6 +10,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from urllib.request import Request, urlopen
 
 import pytest
@@ -113,6 +114,7 @@ def test_with_the_users_api_url_the_flow_reports_there(their_server: LocalApi, r
         ("keep", 12, 6),
     ]
     assert "report.html" in artifacts["tiny-report"]["data"]
+    assert (artifacts["tiny-square"]["type"], artifacts["tiny-square"]["data"]) == ("progress", 100.0)
 
 
 def test_a_failed_stage_is_failed_in_prefect_and_our_own_error_here(
@@ -167,10 +169,10 @@ def states(root: Path) -> list[tuple[str, ...]]:
     return query(root, "select name, state_type from task_run order by expected_start_time")
 
 
-def ask(server: LocalApi, path: str) -> list[dict[str, str]]:
+def ask(server: LocalApi, path: str) -> list[dict[str, Any]]:
     request = Request(f"{server.url}/{path}", b'{"sort": "CREATED_DESC"}', {"Content-Type": "application/json"})
     with urlopen(request, timeout=30) as reply:
-        found: list[dict[str, str]] = json.load(reply)
+        found: list[dict[str, Any]] = json.load(reply)
     found.reverse()
     return found
 
