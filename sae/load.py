@@ -50,6 +50,8 @@ def load_space(
         return _read_folder(path / sae_id if sae_id else path, hints)
     if path.is_file():
         return _read_file(path, hints, allow_pickle=allow_pickle)
+    if len(path.parts) > 1 or path.suffix in PICKLED_SUFFIXES:
+        raise ConfigError(f"There is no file or folder {source}.", todo="Check the path of the SAE.")
     return read_release(str(source), sae_id, hints, allow_pickle=allow_pickle)
 
 

@@ -340,6 +340,12 @@ def test_a_pickled_release_needs_leave(hub_cache: Path) -> None:
         load_space("qwen-scope-3-1.7b-base-w32k-l50", sae_id="layer0")
 
 
+@pytest.mark.parametrize("name", ["no/such/folder", "gone.pth"])
+def test_a_path_that_is_not_there_is_named(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"There is no file or folder {name}"):
+        load_space(name)
+
+
 def test_an_unknown_name_is_neither_path_nor_release(hub_cache: Path) -> None:
     with pytest.raises(ConfigError, match="neither a path"):
         load_space("no-such-sae")
