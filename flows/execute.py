@@ -100,7 +100,8 @@ class Execution:
         configs = list(node.stage.engine_configs().values())
         model = (configs[0].model or configs[0].engine) if configs else ""
         resumed = result.output.manifest["meter"]["tokens_out"] > tokens_out
-        rows = 0 if resumed else result.output.manifest["counts"]["attempted"]
+        made = {**{name: found.output.rows for name, found in self.results.items()}, node.name: result.output.rows}
+        rows = 0 if resumed else node.size(made)
         self.rates.record(node.stage.name, model, Rate(rows, tokens_out, seconds))
 
     def _record(self, node: Node, result: StageResult) -> None:

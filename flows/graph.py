@@ -21,6 +21,13 @@ class Node:
     inputs: Mapping[str, str] = field(default_factory=dict)
     """The stage's input name → the node that feeds it."""
 
+    def size(self, rows: Mapping[str, int]) -> int:
+        """How much work the node is, in rows: its largest input, or what it makes when it has none.
+
+        `rows` holds the row counts of all nodes.
+        """
+        return max((rows[source] for source in self.inputs.values()), default=rows.get(self.name, 0))
+
 
 @dataclass(frozen=True)
 class Graph:

@@ -70,9 +70,7 @@ def make_plan(recipe: Recipe, workspace: Workspace) -> Plan:
             node,
             found.get(node.name),
             forecasts[node.name],
-            rates.seconds(
-                node.stage.name, forecasts[node.name], max((rows[s] for s in node.inputs.values()), default=0)
-            ),
+            rates.seconds(node.stage.name, forecasts[node.name], node.size(rows)),
             _dollars(recipe, node, forecasts[node.name]),
         )
         for node in graph

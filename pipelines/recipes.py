@@ -3,8 +3,9 @@
 A recipe is a YAML mapping. The shipped ones lie in `pipelines/recipes/`. A file given with `-c` is either a whole
 recipe (it has `flow:`) or changes to the named one; `--set key.sub=value` comes last.
 
-Paths: in a file, a value that begins with `./` or `../`, ends like a data file, or holds a slash and is there, is
-meant relative to the folder of that file; with `--set` a path is relative to the current folder; `~/` is the home.
+Paths: in a file given with `-c`, a value that begins with `./` or `../`, ends like a data file, or holds a slash and
+is there, is meant relative to the folder of that file. In a shipped recipe and with `--set` a path is relative to the
+current folder. `~/` is the home.
 """
 
 from __future__ import annotations
@@ -117,7 +118,7 @@ def _start(name: str | None, files: Sequence[Path]) -> dict[str, Any]:
         return {}
     path = SHIPPED / f"{name}.yaml"
     if path.parent == SHIPPED and path.is_file():
-        return dict(_with_paths(read_mapping(path), SHIPPED))
+        return read_mapping(path)
     if whole:
         return {}
     if Path(name).suffix in (".yaml", ".yml"):

@@ -49,3 +49,8 @@ def test_a_forecast_goes_down_the_graph_and_prefers_rows_that_are_known() -> Non
 
     assert [f.rows for f in graph.forecast({}).values()] == [5, 5, 5]
     assert graph.forecast({"square": 3})["keep"].rows == 3
+
+
+def test_the_size_of_a_node_is_its_largest_input_or_what_it_makes() -> None:
+    assert COUNT.size({"count": 5}) == 5
+    assert KEEP.size({"count": 5, "square": 4, "keep": 2}) == 4

@@ -157,6 +157,14 @@ def test_paths_in_a_file_are_relative_to_that_file(tmp_path: Path, monkeypatch: 
     ]
 
 
+def test_a_relative_path_in_a_shipped_recipe_is_left_to_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ship(monkeypatch, tmp_path, "squares", "flow: tiny\npipeline: squares\npaths: [../shared/x.csv.gz]\n")
+
+    assert load_recipe("squares").resolved()["paths"] == ["../shared/x.csv.gz"]
+
+
 def test_a_path_given_with_set_is_left_to_the_current_folder(tmp_path: Path) -> None:
     mine = tmp_path / "mine.yaml"
     mine.write_text("flow: tiny\n")
