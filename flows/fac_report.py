@@ -32,6 +32,7 @@ from headwater.data_cards.chart_types import (
     Step,
 )
 from headwater.flows.fac_card import limits, relevance_note
+from headwater.flows.fac_report_facts import lineage, share, space_section, stages_section
 
 if TYPE_CHECKING:
     from headwater.core.store import StageOutput
@@ -65,10 +66,10 @@ def build_report(recipe: FacSynthesis, run: Run, outputs: Mapping[str, StageOutp
             _missing_section(recipe, outputs, coverage, missing),
             _synthesis_section(recipe, outputs),
             _examples_section(outputs),
-            _space_section(outputs),
-            _stages_section(outputs),
+            space_section(outputs),
+            stages_section(outputs),
         ),
-        lineage=_lineage(recipe, outputs),
+        lineage=lineage(recipe, outputs),
         command=f"pipeline run {recipe.pipeline}",
     )
 
@@ -84,12 +85,12 @@ def _lead(
     random = coverage.get("random_features") or {}
     sentence = (
         f"The anchor fires {missing['live_in_anchor']:,} features; {missing['missing']:,} of them are missing from the "
-        f"seed. {missing['chosen']:,} were aimed at, and {_share(coverage['chosen_covered'])} of those now fire in at "
+        f"seed. {missing['chosen']:,} were aimed at, and {share(coverage['chosen_covered'])} of those now fire in at "
         f"least one of {outputs['dataset'].rows:,} new rows. Of all missing features "
-        f"{_share(coverage['missing_covered'])} fire"
+        f"{share(coverage['missing_covered'])} fire"
     )
     if random:
-        sentence += f", against {_share(random['mean'])} of equally many random live features"
+        sentence += f", against {share(random['mean'])} of equally many random live features"
     return f"{sentence}. {relevance_note(recipe)}"
 
 
@@ -111,7 +112,7 @@ def _headlines(
             label="FAC after",
             value=coverage["after"]["binary"],
             unit="share",
-            hint=f"before: {_share(coverage['before']['binary'])}",
+            hint=f"before: {share(coverage['before']['binary'])}",
         ),
     )
 
@@ -287,9 +288,9 @@ def _synthesis_section(recipe: FacSynthesis, outputs: Mapping[str, StageOutput])
 def _pairs_sentence(pairs: Mapping[str, Any]) -> str:
     return (
         f"The strong example of a pair came from {_SOURCES[pairs['source']]}. The anchor's own row stood in for "
-        f"{_share(pairs['fallback_share'])} of the features; with a feature's own candidates alone it would be "
-        f"{_share(pairs['fallback_share_own'])}, with all features' candidates "
-        f"{_share(pairs['fallback_share_pooled'])}."
+        f"{share(pairs['fallback_share'])} of the features; with a feature's own candidates alone it would be "
+        f"{share(pairs['fallback_share_own'])}, with all features' candidates "
+        f"{share(pairs['fallback_share_pooled'])}."
     )
 
 
@@ -337,81 +338,3 @@ def _examples_section(outputs: Mapping[str, StageOutput]) -> Section:
         title="Rows to look at",
         blocks=(Examples(title="The strongest rows", items=tuple(items), why_empty="no row was made"),),
     )
-
-
-def _space_section(outputs: Mapping[str, StageOutput]) -> Section:
-    space = outputs["space"].metrics
-    facts = [("width", space["width"], ""), ("hidden size", space["d_model"], "")]
-    if space["source"] == "trained":
-        recovered = space["loss_recovered"]
-        facts += [
-            ("tokens trained on", space["train_tokens"], ""),
-            ("explained variance, held out", space["explained_variance"], ""),
-            ("features per token (L0), held out", space["l0"], ""),
-            ("dead features", space["dead_share"], "share"),
-            ("loss recovered", recovered["share"], ""),
-        ]
-    return Section(
-        title="The feature space",
-        blocks=(
-            TableBlock(
-                title="Sparse autoencoder",
-                columns=(Column(title="fact"), Column(title="value")),
-                rows=tuple((name, _share(value) if unit == "share" else value) for name, value, unit in facts),
-            ),
-        ),
-    )
-
-
-def _stages_section(outputs: Mapping[str, StageOutput]) -> Section:
-    rows = []
-    for node, output in outputs.items():
-        manifest = output.manifest
-        counts, meter = manifest["counts"], manifest["meter"]
-        tokens = meter["tokens_in"] + meter["tokens_out"]
-        rows.append(
-            (
-                node,
-                counts["attempted"],
-                counts["accepted"],
-                counts["rejected"],
-                manifest["seconds"],
-                tokens,
-                meter["dollars"],
-            )
-        )
-    return Section(
-        title="Stages and what they cost",
-        blocks=(
-            TableBlock(
-                title="Stages",
-                caption="Time and cost of making each output; a reused output cost nothing this time.",
-                columns=(
-                    Column(title="stage"),
-                    Column(title="attempted"),
-                    Column(title="accepted"),
-                    Column(title="rejected"),
-                    Column(title="time", unit="s"),
-                    Column(title="tokens"),
-                    Column(title="cost", unit="$"),
-                ),
-                rows=tuple(rows),
-            ),
-        ),
-    )
-
-
-def _lineage(recipe: FacSynthesis, outputs: Mapping[str, StageOutput]) -> tuple[tuple[str, str], ...]:
-    manifest = outputs["dataset"].manifest
-    facts = [("dataset fingerprint", str(manifest["fingerprint"]["digest"])), ("run seed", str(recipe.seed))]
-    for node in ("features.anchor", "texts.1", "replies", "interpret"):
-        if node in outputs:
-            for name, identity in outputs[node].manifest["models"].items():
-                facts.append((f"{node} {name}", f"{identity['model']} {identity['revision'][:12]} {identity['dtype']}"))
-    return (*facts, *sorted(manifest["libraries"].items()))
-
-
-def _share(value: float | None) -> str:
-    from headwater.data_cards.numbers import format_number
-
-    return format_number(value, "share")

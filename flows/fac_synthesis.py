@@ -195,7 +195,10 @@ class FacSynthesis(Recipe):
         measure = self.measure
         cut = {"model": measure.model, "max_tokens": measure.max_tokens, "roles": measure.roles}
         config = MissingConfig(
-            **self.missing.model_dump(), **cut, random_features=self.synthesis.method == "random_features"
+            **self.missing.model_dump(),
+            **cut,
+            random_features=self.synthesis.method == "random_features",
+            allow_empty=self.allow_empty,
         )
         table = {"anchor": "anchor", "anchor_features": "features.anchor", "space": "space"}
         nodes = [Node("missing", Missing(config), {**table, "seed_features": "features.seed"})]

@@ -23,7 +23,7 @@ class GenerateConfig(StageConfig):
     sampling: Sampling = Field(default_factory=Sampling)
     single_line: bool = False
     """Reject a reply whose text spans several lines (a list item that ran on)."""
-    max_reject_share: float = Field(0.5, ge=0, le=1)
+    max_reject_share: float = Knob(0.5, ge=0, le=1)
     """Share of requests without a usable reply to live with."""
     concurrency: int = Knob(64, ge=1)
     """Requests in flight with an engine outside this process."""

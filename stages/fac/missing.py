@@ -9,11 +9,12 @@ import numpy as np
 import pyarrow as pa
 from pydantic import Field
 
+from headwater.core.errors import ConfigError
 from headwater.core.rows import row_id, schema
 from headwater.core.seeds import derive_seed
 from headwater.core.store import OutputWriter, StageOutput
 from headwater.llm.registry import EngineConfig
-from headwater.stages.base import Forecast, StageConfig, StageContext, TableStage
+from headwater.stages.base import Forecast, Knob, StageConfig, StageContext, TableStage
 from headwater.stages.fac.own_tokens import OwnTokens
 from headwater.stages.fac.space_artifact import MissingFacts, open_space, write_missing_facts
 
@@ -77,6 +78,8 @@ class MissingConfig(StageConfig):
     """Spans kept per chosen feature."""
     examples: int = Field(5, ge=1)
     """Anchor rows kept per chosen feature, the strongest ones."""
+    allow_empty: bool = Knob(False)
+    """Whether a seed that lacks nothing is an acceptable result."""
     max_tokens: int = Field(256, ge=1)
     """As in the features stage."""
     roles: tuple[Literal["system", "user", "assistant"], ...] = ("user",)
@@ -117,6 +120,12 @@ class Missing(TableStage[MissingConfig]):
         found = find_missing(anchor, seed, facts)
         for warning in found.warnings:
             context.note(warning)
+        if not len(found) and not self.config.allow_empty:
+            raise ConfigError(
+                f"Nothing is missing: the seed ({seed.n_rows:,} rows) fires every feature that the anchor "
+                f"({anchor.n_rows:,} rows) fires, as often as `missing.test: {facts.test}` asks.",
+                todo="Give a seed that lacks something, or set allow_empty: true to accept an empty dataset.",
+            )
         rng = np.random.default_rng(derive_seed(context.run_seed, self.name))
         chosen = _spread(anchor, found.features, facts.delta, self.config.limit)
         features = found.features

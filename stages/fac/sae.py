@@ -58,7 +58,7 @@ class TrainSae(TableStage[TrainSaeConfig]):
         return Forecast(rows=1)
 
     def run(self, inputs: Mapping[str, StageOutput], out: OutputWriter, context: StageContext) -> None:
-        from headwater.sae.loss import loss_recovered
+        from headwater.sae.metrics import loss_recovered
         from headwater.sae.train import collect_activations, train_space
 
         config = self.config
@@ -75,7 +75,8 @@ class TrainSae(TableStage[TrainSaeConfig]):
                 derive_seed(context.run_seed, self.name) % 2**32,
                 progress=lambda step, total, loss: context.progress(step, total, loss=round(loss, 4)),
             )
-        recovered = loss_recovered(engine, space, chats[:: max(1, len(chats) // _LOSS_ROWS)], roles=config.roles)
+        sample = chats[:: max(1, len(chats) // _LOSS_ROWS)]
+        recovered = loss_recovered(engine, sample, space, max_tokens=config.max_tokens, roles=config.roles)
         space.save(out.artifact(SPACE_FOLDER))
         out.write_rows([_row(space)])
         out.metrics = {
@@ -84,7 +85,7 @@ class TrainSae(TableStage[TrainSaeConfig]):
             "d_model": space.d_model,
             "config": config.train.model_dump(mode="json"),
             **asdict(report),
-            "loss_recovered": asdict(recovered),
+            "loss_recovered": asdict(recovered) | {"recovered": recovered.recovered},
         }
 
 

@@ -36,7 +36,7 @@ SELECTED_SCHEMA = schema(
 
 class SelectConfig(StageConfig):
     per_feature: int = Field(2, ge=1)
-    """Rows kept for each feature. A row that fires several counts for each of them."""
+    """Rows kept for each feature. A row that fires several is kept for one of them and names the others in `fires`."""
     duplicate_threshold: float = Field(0.6, ge=0.1, le=1)
     """Jaccard similarity of word 3-grams from which two rows are near-duplicates."""
     copy_ngram: int = Field(8, ge=2)
@@ -143,21 +143,21 @@ def _unusable(candidates: Sequence[_Candidate], references: Sequence[str], confi
 
 
 def _choose(candidates: Iterable[_Candidate], features: Sequence[int], per_feature: int) -> dict[str, int]:
-    """Candidate id → the feature it serves. The features with the fewest candidates choose first."""
+    """Candidate id → the feature it is kept for. In turns: every feature takes its strongest row that is still free.
+
+    The features with the fewest candidates choose first, so that a row which fires several goes to the one that has
+    no other.
+    """
     by_feature: dict[int, list[_Candidate]] = defaultdict(list)
     for candidate in candidates:
         for feature in candidate.fires:
             by_feature[feature].append(candidate)
     served: dict[str, int] = {}
-    for feature in sorted(features, key=lambda f: (len(by_feature[f]), f)):
-        ranked = sorted(by_feature[feature], key=lambda c: (-c.fires[feature], c.id))
-        have = sum(candidate.id in served for candidate in ranked)
-        for candidate in ranked:
-            if have >= per_feature:
-                break
-            if candidate.id not in served:
-                served[candidate.id] = feature
-                have += 1
+    for _ in range(per_feature):
+        for feature in sorted(features, key=lambda f: (len(by_feature[f]), f)):
+            free = [candidate for candidate in by_feature[feature] if candidate.id not in served]
+            if free:
+                served[min(free, key=lambda c: (-c.fires[feature], c.id)).id] = feature
     return served
 
 
