@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -12,7 +13,7 @@ from typing import Any
 from headwater.core.errors import HeadwaterError, Stopped
 from headwater.core.events import EventLog, Listener
 from headwater.core.meter import Meter
-from headwater.core.store import StageOutput, Workspace
+from headwater.core.store import StageOutput, Workspace, disk_errors
 from headwater.flows.graph import Graph, Node
 from headwater.flows.rates import Rate, Rates
 from headwater.flows.recipe import Recipe
@@ -145,13 +146,15 @@ def execute(execution: Execution, orchestrate: Callable[[Execution], None] | Non
 
     def ended(status: str, error: str, todo: str = "") -> None:
         use = asdict(execution.meter.total)
-        run.set_state(status, started=started, ended=time.time(), error=error, todo=todo, meter=use)
-        execution.events.emit(f"run_{status}", error=error, todo=todo)
+        with contextlib.suppress(OSError):  # on a full disk the error itself matters more than its record
+            run.set_state(status, started=started, ended=time.time(), error=error, todo=todo, meter=use)
+            execution.events.emit(f"run_{status}", error=error, todo=todo)
 
     try:
-        if not execution.reuse_all():
-            (orchestrate or _direct)(execution)
-        execution.finish()
+        with disk_errors(f"the run folder {run.path}"):
+            if not execution.reuse_all():
+                (orchestrate or _direct)(execution)
+            execution.finish()
         state = {
             "started": started,
             "ended": time.time(),

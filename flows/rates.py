@@ -51,7 +51,7 @@ class Rates:
         return sum(rate.tokens_out for rate in rates) / seconds if model and seconds else None
 
     def seconds(self, stage: str, forecast: Forecast, rows: int) -> float | None:
-        """Estimated seconds of a stage whose largest input has `rows`; None when nothing comparable was measured here."""
+        """Estimated seconds of a stage whose largest input has `rows`; None when nothing comparable was measured."""
         if forecast.seconds is not None:
             return forecast.seconds
         own = self._known.get(_key(stage, forecast.model))

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -117,3 +117,16 @@ def test_listeners_hear_the_run_from_beginning_to_end(workspace: Workspace) -> N
     assert kinds[-1] == "run_finished"
     assert [e["stage"] for e in heard if e["kind"] == "stage_finished"] == ["count", "square", "keep"]
     assert len(heard) == len(list(read_events(run.events_path)))
+
+
+def test_a_full_disk_is_an_error_that_says_so_and_more_room_lets_the_run_go_on(
+    small_disk: Callable[[int], Path],
+) -> None:
+    workspace = Workspace(small_disk(400) / "workspace")
+    recipe = Tiny(pipeline="tiny", count=CountConfig(rows=20_000))
+
+    with pytest.raises(PermanentError, match="The disk is full"):
+        execute(prepared(recipe, workspace))
+    small_disk(20_000)
+
+    assert execute(prepared(recipe, workspace))["rows"] == 10_000
