@@ -35,8 +35,9 @@ class UnreadableError(TransientError):
 class RefusedError(PermanentError):
     """The server refused the request for good."""
 
-    def __init__(self, what: str, *, todo: str, code: str, param: str) -> None:
+    def __init__(self, what: str, *, todo: str, status: int, code: str, param: str) -> None:
         super().__init__(what, todo=todo)
+        self.status = status
         self.code = code
         self.param = param
         """The field of the request that the server names, or an empty string."""
@@ -220,7 +221,7 @@ def _error(
     if status >= 500 or status in _PASSING:
         return UnreachableError(what) if status in _UNREACHED else TransientError(what)
     todo = "Top up the account." if details.is_about_quota else _todo(status, headers)
-    return RefusedError(what, todo=todo, code=details.code, param=details.param)
+    return RefusedError(what, todo=todo, status=status, code=details.code, param=details.param)
 
 
 def _todo(status: int, headers: Mapping[str, str]) -> str:

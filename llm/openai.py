@@ -153,7 +153,7 @@ class OpenAIEngine:
             except RefusedError as error:
                 line.gate.answered(permit)
                 if not self._learns_from(error):
-                    raise
+                    raise _explained(error, request) from None
                 pause_s = 0.0
             except HeadwaterError:
                 line.gate.answered(permit)
@@ -196,7 +196,7 @@ class OpenAIEngine:
         }
         if sampling.stop:
             body["stop"] = sampling.stop
-        if request.messages and request.messages[-1].role == "assistant":
+        if _is_prefilled(request):
             body |= {"continue_final_message": True, "add_generation_prompt": False}
         if self._extra != b"{}":
             body |= orjson.loads(self._extra)
@@ -245,6 +245,20 @@ class _Line:
     loop: asyncio.AbstractEventLoop
     transport: LeanTransport | AiohttpTransport
     gate: Gate
+
+
+def _is_prefilled(request: ChatRequest) -> bool:
+    return bool(request.messages) and request.messages[-1].role == "assistant"
+
+
+def _explained(error: RefusedError, request: ChatRequest) -> RefusedError:
+    if error.status not in {400, 422} or not _is_prefilled(request):
+        return error
+    todo = (
+        "The request ends with a message for the model to continue (`continue_final_message`): vLLM and SGLang can do "
+        "that, some servers cannot. Use one that can, or a recipe without a prefill."
+    )
+    return RefusedError(error.what, todo=todo, status=error.status, code=error.code, param=error.param)
 
 
 def _base(text: str) -> URL:

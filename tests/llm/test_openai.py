@@ -102,6 +102,14 @@ async def test_a_prefill_asks_the_server_to_continue_the_last_message(
     assert body["add_generation_prompt"] is False
 
 
+async def test_a_server_that_cannot_continue_a_message_is_named_as_the_reason(
+    server: FaultServer, engine: OpenAIEngine
+) -> None:
+    server.script("bad_request")
+    with pytest.raises(PermanentError, match="continue_final_message"):
+        await engine.complete(request(1, Message("user", "list"), Message("assistant", "1. ")))
+
+
 async def test_a_prompt_with_a_lone_surrogate_can_be_sent(server: FaultServer, engine: OpenAIEngine) -> None:
     await engine.complete(request(1, Message("user", "odd \ud83d text\x00")))
     assert server.bodies[0]["messages"][0]["content"] == "odd \ufffd text"

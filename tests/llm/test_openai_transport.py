@@ -25,10 +25,14 @@ OK = b"HTTP/1.1 200 OK\r\n"
 class RawServer:
     """Answers every request on every connection with the next of `replies`, byte for byte."""
 
-    def __init__(self, *replies: bytes, then_close: bool = False, piece: int = 1 << 20) -> None:
+    def __init__(
+        self, *replies: bytes, then_close: bool = False, piece: int = 1 << 20, afterthought: bytes = b""
+    ) -> None:
         self.replies = list(replies)
         self.then_close = then_close
         self.piece = piece
+        self.afterthought = afterthought
+        """Sent 20 ms after every reply."""
         self.requests: list[bytes] = []
         self.connections = 0
 
@@ -44,6 +48,9 @@ class RawServer:
                     await asyncio.sleep(0)
                 if self.then_close:
                     break
+                if self.afterthought:
+                    await asyncio.sleep(0.02)
+                    writer.write(self.afterthought)
         except (asyncio.IncompleteReadError, ConnectionError):
             pass
         finally:
@@ -141,6 +148,15 @@ async def test_what_nobody_asked_for_never_becomes_the_next_answer(stray: bytes)
     server = RawServer(sized(b"1") + stray, sized(b"2"))
     async with talking_to(server) as transport:
         assert [(await transport.post(b"{}")).body for _ in range(2)] == [b"1", b"2"]
+    assert server.connections == 2
+
+
+async def test_what_comes_while_nobody_waits_never_becomes_the_next_answer() -> None:
+    server = RawServer(sized(b"1"), sized(b"2"), afterthought=sized(b"STRAY"))
+    async with talking_to(server) as transport:
+        await transport.post(b"{}")
+        await asyncio.sleep(0.1)
+        assert (await transport.post(b"{}")).body == b"2"
     assert server.connections == 2
 
 
