@@ -105,7 +105,7 @@ def _recipe_options(command: Any) -> Any:
                 "changes",
                 multiple=True,
                 metavar="KEY=VALUE",
-                help="Change one key, e.g. --set coverage.min_support=5; the value is YAML.",
+                help="Change one key, e.g. --set missing.limit=20; the value is YAML.",
             ),
             click.option("--seed", type=int, help="Seed of every random draw (the recipe's `seed`)."),
         )
@@ -120,7 +120,9 @@ def _recipe_options(command: Any) -> Any:
 def show(
     workspace: Path, name: str | None, files: tuple[Path, ...], changes: tuple[str, ...], seed: int | None
 ) -> None:
-    """Show the resolved recipe, its stages, what would be reused and what the rest would cost. Runs nothing.
+    """Show what a recipe means and what it would take.
+
+    Prints the resolved recipe, its stages, what would be reused and what the rest would cost. Runs nothing.
 
     \b
     Example:
@@ -149,7 +151,9 @@ def run(
     max_cost: float | None,
     max_tokens: int | None,
 ) -> None:
-    """Run a pipeline, or run on: finished stages are reused, an unfinished one continues at its first missing row.
+    """Run a pipeline, or run on after a stop.
+
+    Finished stages are reused, an unfinished one continues at its first missing row.
 
     Ctrl+C stops after what is in flight and keeps everything; a second Ctrl+C stops at once.
 
@@ -169,7 +173,9 @@ def run(
 @click.argument("run_name", metavar="[RUN]", required=False)
 @click.pass_obj
 def status(workspace: Path, run_name: str | None) -> None:
-    """Show where a run stands, from what is on disk. RUN is PIPELINE/TIME, PIPELINE, or nothing for the newest.
+    """Show where a run stands.
+
+    Reads the disk only. RUN is PIPELINE/TIME, PIPELINE, or nothing for the newest.
 
     \b
     Example:
@@ -208,7 +214,9 @@ def rows(workspace: Path, *, run_name: str | None, stage: str | None, rejects: b
 @click.option("--open", "open_it", is_flag=True, help="Open it in the browser.")
 @click.pass_obj
 def report(workspace: Path, run_name: str | None, open_it: bool) -> None:
-    """Print the path of a run's HTML report; it is written anew when it is missing.
+    """Print the path of a run's HTML report.
+
+    A report that is missing is written anew.
 
     \b
     Example:
@@ -227,7 +235,9 @@ def report(workspace: Path, run_name: str | None, open_it: bool) -> None:
 @pipeline.command()
 @click.pass_obj
 def doctor(workspace: Path) -> None:
-    """Say what this machine can do, and which line installs what is missing.
+    """Say what this machine can do.
+
+    Names the line that installs what is missing.
 
     \b
     Example:
