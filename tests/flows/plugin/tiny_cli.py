@@ -24,7 +24,7 @@ def start(workspace: Path, *arguments: str, **more: str) -> subprocess.Popen[str
     """Start the command; stdout and stderr are pipes of text."""
     return subprocess.Popen(
         [COMMAND, *arguments],
-        env=environment(workspace, **more),
+        env=environment(workspace, None, **more),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
