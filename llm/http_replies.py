@@ -131,7 +131,8 @@ def retry_after(headers: Mapping[str, str]) -> float | None:
 def _completion(server: str, text: str, finish: object, usage: object) -> Completion:
     cleaned, changed = clean_text(text)
     if finish == "length":
-        raise BadOutput(f"{server}: the reply was cut at max_tokens.", reason="cut_at_length", raw=cleaned)
+        what = f"{server}: the reply was cut at max_tokens."
+        raise BadOutput(what, reason="cut_at_length", raw=cleaned, todo="Raise max_tokens.")
     if finish == "content_filter":
         raise BadOutput(f"{server}: the server's content filter stopped it.", reason="content_filter", raw=cleaned)
     counted = usage if isinstance(usage, dict) else {}

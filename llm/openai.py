@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass
+from hashlib import sha256
 from itertools import chain, islice
 from typing import TYPE_CHECKING
 from urllib.request import getproxies, proxy_bypass
@@ -20,7 +21,6 @@ from pydantic import SecretStr
 from yarl import URL
 
 from headwater.core.errors import BadOutput, ConfigError, HeadwaterError, TransientError
-from headwater.core.seeds import derive_seed
 from headwater.core.text import clean_text
 from headwater.llm.http_gate import Gate
 from headwater.llm.http_lean import LeanTransport
@@ -90,7 +90,7 @@ class OpenAIEngine:
         """Asks the server once, blocking for a few seconds at most. Where the server stands is no part of it."""
         if self._identity is None:
             revision = reported_revision(self._base, self._model, self._headers())
-            extra = f"extra_body:{derive_seed(0, self._extra.decode()):016x}" if self._extra != b"{}" else ""
+            extra = f"extra_body:{sha256(self._extra).hexdigest()[:16]}" if self._extra != b"{}" else ""
             self._identity = EngineIdentity(
                 engine="openai",
                 model=portable_name(self._model),
@@ -145,6 +145,7 @@ class OpenAIEngine:
         tries = Tries(request, self._attempts, self._patience_s)
         while True:
             permit = await line.gate.enter()
+            limit_field = self._limit_field
             try:
                 completion = await self._call(line, request)
             except TransientError as error:
@@ -152,7 +153,7 @@ class OpenAIEngine:
                 pause_s = tries.pause_after(error, line.gate)
             except RefusedError as error:
                 line.gate.answered(permit)
-                if not self._learns_from(error):
+                if not self._learns_from(error, limit_field):
                     raise _explained(error, request) from None
                 pause_s = 0.0
             except HeadwaterError:
@@ -203,9 +204,9 @@ class OpenAIEngine:
             body = {name: value for name, value in body.items() if value is not None}
         return orjson.dumps(body)
 
-    def _learns_from(self, error: RefusedError) -> bool:
+    def _learns_from(self, error: RefusedError, sent_as: str) -> bool:
         """OpenAI's newer models take the length limit under another name, and say so by code and parameter."""
-        if error.code != "unsupported_parameter" or error.param != "max_tokens" or self._limit_field != "max_tokens":
+        if (error.code, error.param, sent_as) != ("unsupported_parameter", "max_tokens", "max_tokens"):
             return False
         self._limit_field = "max_completion_tokens"
         return True

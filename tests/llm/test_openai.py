@@ -309,13 +309,15 @@ async def test_a_call_throttled_without_end_is_given_up_with_advice(server: Faul
     assert "everything finished is kept" in error.todo
 
 
-async def test_the_other_name_of_the_length_limit_is_learnt_once(server: FaultServer, engine: OpenAIEngine) -> None:
-    server.plan = Plan(always="new_limit_only")
-    for number in range(3):
-        await engine.complete(request(number))
-    assert server.faults["new_limit_only"] == 4
+async def test_the_other_name_of_the_length_limit_is_learnt_once_by_all(
+    server: FaultServer, engine: OpenAIEngine
+) -> None:
+    server.plan = Plan(always="new_limit_only", latency_s=0.02)
+    for start in (0, 8):
+        outcomes = [outcome async for outcome in engine.chat(request(start + number) for number in range(8))]
+        assert all(isinstance(outcome.result, Completion) for outcome in outcomes)
+    assert [("max_tokens" in body) for body in server.bodies] == [True] * 8 + [False] * 16
     assert server.bodies[-1]["max_completion_tokens"] == Sampling().max_tokens
-    assert "max_tokens" not in server.bodies[-1]
 
 
 async def test_a_server_that_is_not_there_is_transient_after_patience(unused_tcp_port: int) -> None:
