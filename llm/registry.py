@@ -48,9 +48,9 @@ class EngineConfig(BaseModel):
     api_key_env: str = _knob("")
     """Name of the environment variable that holds the key. The key itself never stands in a recipe."""
     device: str = _knob("auto")
-    max_batch_tokens: int = _knob(4096, ge=1)
-    """Tokens that a forward pass of a transformers model reads at once."""
-    max_batch_rows: int = _knob(64, ge=1)
+    max_batch_tokens: int | None = _knob(None, ge=1)
+    """Tokens that a forward pass of a transformers model reads at once; by default what suits the device."""
+    max_batch_rows: int = _knob(128, ge=1)
     """Chats that a transformers model decodes at once."""
     threads: int | None = _knob(None, ge=1)
     """CPU threads of a transformers model; by default one per core."""

@@ -25,9 +25,11 @@ _Item = TypeVar("_Item")
 
 __all__ = ["HiddenBatch", "TransformersEngine"]
 
-_MAX_BATCH_TOKENS = 4096
-_MAX_BATCH_ROWS = 64
-_MAX_CACHE_TOKENS = 1 << 17
+_BATCH_TOKENS_CPU = 1024
+"""Tokens in one forward pass: on a CPU more only adds padding."""
+_BATCH_TOKENS_ACCELERATOR = 16384
+_MAX_BATCH_ROWS = 128
+_MAX_CACHE_TOKENS = 1 << 15
 """Tokens whose keys and values may be held at once: fewer rows are decoded together when they are long."""
 
 
@@ -44,7 +46,7 @@ class TransformersEngine(LocalModel):
         engine: str = "transformers",
         dtype: str = "float32",
         device: str = "auto",
-        max_batch_tokens: int = _MAX_BATCH_TOKENS,
+        max_batch_tokens: int | None = None,
         max_batch_rows: int = _MAX_BATCH_ROWS,
         threads: int | None = None,
         revision: str | None = None,
@@ -61,12 +63,17 @@ class TransformersEngine(LocalModel):
             cache=cache,
         )
         self._device = device
-        self._max_batch_tokens = max_batch_tokens
+        self._asked_batch_tokens = max_batch_tokens
         self._threads = threads
         self._max_batch_rows = max_batch_rows
         self._busy = threading.Lock()
         # One thread for all decoding: torch starts a pool of its own for every thread that calls it.
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="headwater-decode")
+
+    @property
+    def _max_batch_tokens(self) -> int:
+        on_cpu = _device(self._device).type == "cpu"
+        return self._asked_batch_tokens or (_BATCH_TOKENS_CPU if on_cpu else _BATCH_TOKENS_ACCELERATOR)
 
     @cached_property
     def model(self) -> PreTrainedModel:
