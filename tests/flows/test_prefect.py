@@ -8,7 +8,7 @@ import signal
 import sqlite3
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.request import Request, urlopen
@@ -189,9 +189,9 @@ def is_running(pid: int) -> bool:
         return False
 
 
-def wait_until(condition: object, seconds: float = 60.0) -> None:
+def wait_until(condition: Callable[[], object], seconds: float = 60.0) -> None:
     ends = time.monotonic() + seconds
-    while not condition():  # type: ignore[operator]
+    while not condition():
         if time.monotonic() > ends:
             raise TimeoutError("it did not happen in time")
         time.sleep(0.05)

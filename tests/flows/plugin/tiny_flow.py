@@ -76,7 +76,8 @@ class SquareConfig(StageConfig):
     engine: EngineConfig | None = None
     """Ask it about every number; its answer is the row's `said`."""
     log: str | None = Knob(None)
-    """File that gets one line per processed row, so that a test sees what was done again."""
+    """File that gets one line per processed row, so that a test sees what was done again; `.started` tells that the
+    first is in flight."""
 
 
 class Square(RowStage[SquareConfig]):
@@ -107,6 +108,8 @@ class Square(RowStage[SquareConfig]):
             raise PermanentError(f"The number {number} has no square here.", todo="Unset square.fail_at.")
         if number == self.config.crash_at:
             raise ZeroDivisionError("nobody expected this")
+        if self.config.log is not None:
+            Path(f"{self.config.log}.started").touch()
         await asyncio.sleep(self.config.wait_s)
         said = None
         if self.config.engine is not None:
