@@ -90,7 +90,8 @@ class Generator:
         longest = max(len(row.prompt) + row.request.sampling.max_tokens for row in rows)
         places = max(1, min(self._max_rows, self._max_cache_tokens // longest, len(rows)))
         # Longest first: a row that joins later is never longer than those at work, so it fits the columns in use.
-        waiting = deque(sorted(rows, key=lambda row: (-len(row.prompt), row.order)))
+        # Rows with one prompt stand together, so that they join together.
+        waiting = deque(sorted(rows, key=lambda row: (-len(row.prompt), row.prompt, row.order)))
         while (waiting or self._working) and not self._stopped():
             self._make_up_batch(waiting, places)
             if finished := self._step():
@@ -150,31 +151,35 @@ class Generator:
             self._rows = [self._rows[slot] for slot in keep]
 
     def _admit(self, rows: Sequence[_Row], places: int) -> None:
-        """Compute the past of new rows and give them free places."""
-        suffixes = [len(row.past) - len(self._prefix) for row in rows]
+        """Compute the past of new rows and give them free places. Rows with one prompt share its computation."""
+        same: dict[tuple[int, ...], list[_Row]] = {}
+        for row in rows:
+            same.setdefault(tuple(row.past), []).append(row)
+        pasts = list(same)
+        suffixes = [len(past) - len(self._prefix) for past in pasts]
         for members in reversed(length_batches(suffixes, self._max_batch_tokens)):
-            group = [rows[m] for m in members]
-            lengths = [len(row.past) for row in group]
-            states = self._past_of(group, lengths)
+            distinct = [pasts[m] for m in members]
+            states = self._past_of(distinct)
             if self._cache is None:
                 self._rows = [None] * places
                 self._cache = SlotCache.empty(states, places, spare=_SPARE_COLUMNS)
+            group = [(index, row) for index, past in enumerate(distinct) for row in same[past]]
             slots = [slot for slot, row in enumerate(self._rows) if row is None][: len(group)]
-            self._cache.put(slots, states, lengths)
-            for slot, row in zip(slots, group, strict=True):
+            self._cache.put(slots, states, [index for index, _ in group], [len(row.past) for _, row in group])
+            for slot, (_, row) in zip(slots, group, strict=True):
                 self._rows[slot] = row
 
-    def _past_of(self, rows: Sequence[_Row], lengths: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
-        """Right-aligned keys and values per block, (rows, heads, longest past, head_dim)."""
-        shared = [(k.expand(len(rows), -1, -1, -1), v.expand(len(rows), -1, -1, -1)) for k, v in self._prefix_states]
-        suffixes = [row.past[len(self._prefix) :] for row in rows]
+    def _past_of(self, pasts: Sequence[Sequence[int]]) -> list[tuple[Tensor, Tensor]]:
+        """Right-aligned keys and values per block, (pasts, heads, longest past, head_dim)."""
+        shared = [(k.expand(len(pasts), -1, -1, -1), v.expand(len(pasts), -1, -1, -1)) for k, v in self._prefix_states]
+        suffixes = [past[len(self._prefix) :] for past in pasts]
         longest = max(map(len, suffixes))
         if longest == 0:
             return shared
         cache = DynamicCache(shared)
         ids = torch.tensor([[*s, *[0] * (longest - len(s))] for s in suffixes], device=self._model.device)
         self._model.base_model(input_ids=ids, past_key_values=cache, use_cache=True)
-        return right_aligned(cache, lengths)
+        return right_aligned(cache, [len(past) for past in pasts])
 
     @torch.inference_mode()
     def _step(self) -> list[ChatOutcome]:

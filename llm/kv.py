@@ -92,11 +92,18 @@ class SlotCache:
         self.lengths = [length + 1 for length in self.lengths]
         self.room -= 1
 
-    def put(self, slots: Sequence[int], states: Sequence[tuple[Tensor, Tensor]], lengths: Sequence[int]) -> None:
-        """Give `slots` to new rows, right-aligned; none may be longer than the columns in use."""
-        where = torch.tensor(slots, device=states[0][0].device)
+    def put(
+        self,
+        slots: Sequence[int],
+        states: Sequence[tuple[Tensor, Tensor]],
+        which: Sequence[int],
+        lengths: Sequence[int],
+    ) -> None:
+        """Give each of `slots` the state numbered `which`, right-aligned; none may exceed the columns in use."""
+        device = states[0][0].device
+        where, source = torch.tensor(slots, device=device), torch.tensor(which, device=device)
         for layer, (keys, values) in zip(self.layers, states, strict=True):
-            layer.put(where, keys, values)
+            layer.put(where, keys[source], values[source])
         for slot, length in zip(slots, lengths, strict=True):
             self.lengths[slot] = length
 

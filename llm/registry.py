@@ -50,7 +50,7 @@ class EngineConfig(BaseModel):
     device: str = _knob("auto")
     max_batch_tokens: int | None = _knob(None, ge=1)
     """Tokens that a forward pass of a transformers model reads at once; by default what suits the device."""
-    max_batch_rows: int = _knob(128, ge=1)
+    max_batch_rows: int = _knob(64, ge=1)
     """Chats that a transformers model decodes at once."""
     threads: int | None = _knob(None, ge=1)
     """CPU threads of a transformers model; by default one per core."""

@@ -51,17 +51,18 @@ class FirstPrompts(TableStage[FirstPromptsConfig]):
     def run(self, inputs: Mapping[str, StageOutput], out: OutputWriter, context: StageContext) -> None:
         rows = []
         for target in inputs["missing"].read().filter("chosen").iter_rows(named=True):
-            for sample in range(self.config.candidates):
-                key = row_id(self.name, [target["id"]], sample)
-                draw = random.Random(derive_seed(context.run_seed, self.name, key))
-                shown = target["examples"][: self.config.examples]
-                rows.append(
-                    {
-                        "id": key,
-                        "feature": target["feature"],
-                        "sample": sample,
-                        "prompt": first_prompt(shown, target["explanation"], self.config.style, draw),
-                        "parents": target["example_rows"][: self.config.examples],
-                    }
-                )
+            draw = random.Random(derive_seed(context.run_seed, self.name, target["id"]))
+            shown = target["examples"][: self.config.examples]
+            # One prompt for all samples: engines read it once, and sampling makes the difference.
+            prompt = first_prompt(shown, target["explanation"], self.config.style, draw)
+            rows += [
+                {
+                    "id": row_id(self.name, [target["id"]], sample),
+                    "feature": target["feature"],
+                    "sample": sample,
+                    "prompt": prompt,
+                    "parents": target["example_rows"][: self.config.examples],
+                }
+                for sample in range(self.config.candidates)
+            ]
         out.write_rows(rows)

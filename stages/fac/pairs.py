@@ -122,30 +122,27 @@ class Pairs(TableStage[PairsConfig]):
     def _prompts(
         self, target: Mapping[str, Any], good: _Example, bad: _Example | None, fallback: bool, context: StageContext
     ) -> list[dict[str, Any]]:
-        rows = []
-        for sample in range(self.config.generations):
-            key = row_id(self.name, [target["id"]], sample)
-            draw = random.Random(derive_seed(context.run_seed, self.name, key))
-            shown = target["examples"][: self.config.examples]
-            pair = (good.text, bad.text if bad else None)
-            prompt = second_prompt(pair, shown, target["explanation"], self.config.style, draw)
-            rows.append(
-                {
-                    "id": key,
-                    "feature": target["feature"],
-                    "sample": sample,
-                    "prompt": prompt,
-                    "parents": [good.row, *([bad.row] if bad else []), *target["example_rows"][: self.config.examples]],
-                    "good": good.text,
-                    "bad": bad.text if bad else None,
-                    "good_row": good.row,
-                    "bad_row": bad.row if bad else None,
-                    "good_value": good.value,
-                    "bad_value": bad.value if bad else None,
-                    "fallback": fallback,
-                }
-            )
-        return rows
+        draw = random.Random(derive_seed(context.run_seed, self.name, target["id"]))
+        shown = target["examples"][: self.config.examples]
+        pair = (good.text, bad.text if bad else None)
+        prompt = second_prompt(pair, shown, target["explanation"], self.config.style, draw)
+        return [
+            {
+                "id": row_id(self.name, [target["id"]], sample),
+                "feature": target["feature"],
+                "sample": sample,
+                "prompt": prompt,
+                "parents": [good.row, *([bad.row] if bad else []), *target["example_rows"][: self.config.examples]],
+                "good": good.text,
+                "bad": bad.text if bad else None,
+                "good_row": good.row,
+                "bad_row": bad.row if bad else None,
+                "good_value": good.value,
+                "bad_value": bad.value if bad else None,
+                "fallback": fallback,
+            }
+            for sample in range(self.config.generations)
+        ]
 
 
 def candidate_scores(inputs: Mapping[str, StageOutput], features: Sequence[int]) -> pl.DataFrame:
