@@ -25,7 +25,7 @@ from headwater.stages.fac.space_artifact import SPACE_FOLDER
 if TYPE_CHECKING:
     from headwater.sae.space import FeatureSpace
 
-_LOSS_ROWS = 64
+_LOSS_ROWS = 24
 """Rows on which the recovered loss is measured: three forward passes each, through the whole model."""
 
 SPACE_SCHEMA = schema(width=pa.int64(), d_model=pa.int64(), layer=pa.int64(), model=pa.string())

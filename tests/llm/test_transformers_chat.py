@@ -237,3 +237,17 @@ def test_a_recurrent_model_is_refused_with_the_way_out() -> None:
     model = MambaForCausalLM(MambaConfig(vocab_size=16, hidden_size=8, num_hidden_layers=2, state_size=4))
     with pytest.raises(ConfigError, match="recurrent state"):
         check_past(model)
+
+
+async def test_rows_with_one_prompt_share_its_computation_and_keep_their_own_draws(engine: TransformersEngine) -> None:
+    read: list[int] = []
+    hook = engine.model.get_input_embeddings().register_forward_hook(lambda _m, args, _o: read.append(args[0].numel()))
+    try:
+        alone = await replies(engine, [ask(QUESTIONS[2], WARM, seed=3)])
+        once, read[:] = max(read), []
+        together = await replies(engine, [ask(QUESTIONS[2], WARM, seed=seed) for seed in range(6)])
+    finally:
+        hook.remove()
+    assert max(read) <= once
+    assert raw(together[f"{QUESTIONS[2]}/3"]) == raw(alone[f"{QUESTIONS[2]}/3"])
+    assert len({raw(outcome) for outcome in together.values()}) > 1
