@@ -70,7 +70,7 @@ class SaeSection(_Section):
 
 class MissingSection(_Section):
     delta: float | None = None
-    delta_quantile: float = 0.5
+    delta_quantile: float = 0.8
     test: Literal["rate", "set_difference"] = "rate"
     alpha: float = 0.05
     control_false_discoveries: bool = False

@@ -6,7 +6,7 @@ extends all of them, and a finished row's place can be given to a new row whose 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -51,6 +51,12 @@ class SlotLayer(DynamicLayer):  # type: ignore[misc]
     def get_seq_length(self) -> int:
         return self.used
 
+    def taken(self, rows: Tensor, start: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of `rows` from column `start` on; the layer lets go of its memory."""
+        keys, values = (states[rows, :, start:] for states in self.held)
+        self._keys, self._values = self._keys.new_empty(0), self._values.new_empty(0)
+        return keys, values
+
     def put(self, slots: Tensor, keys: Tensor, values: Tensor) -> None:
         """Replace the past of `slots` by keys and values that end in the newest column."""
         start = self.used - keys.shape[2]
@@ -61,8 +67,11 @@ class SlotLayer(DynamicLayer):  # type: ignore[misc]
 class SlotCache:
     """The past of all rows: one `SlotLayer` per block and which columns are a row's own."""
 
-    def __init__(self, states: Sequence[tuple[Tensor, Tensor]], lengths: Sequence[int], spare: int) -> None:
-        """From right-aligned states per block, (rows, heads, columns, head_dim), and each row's number of tokens."""
+    def __init__(self, states: Iterable[tuple[Tensor, Tensor]], lengths: Sequence[int], spare: int) -> None:
+        """From right-aligned states per block, (rows, heads, columns, head_dim), and each row's number of tokens.
+
+        The states are taken one block at a time: a whole cache is large, and two of them at once need not be.
+        """
         self.layers = [SlotLayer(keys, values, spare) for keys, values in states]
         self.lengths = list(lengths)
         self.room = spare
@@ -70,7 +79,7 @@ class SlotCache:
     @classmethod
     def empty(cls, like: Sequence[tuple[Tensor, Tensor]], rows: int, *, spare: int) -> SlotCache:
         """Free places for `rows` rows, with as many columns as `like` has."""
-        states = [(k.new_zeros((rows, *k.shape[1:])), v.new_zeros((rows, *v.shape[1:]))) for k, v in like]
+        states = ((k.new_zeros((rows, *k.shape[1:])), v.new_zeros((rows, *v.shape[1:]))) for k, v in like)
         return cls(states, [0] * rows, spare)
 
     @property
@@ -112,12 +121,14 @@ class SlotCache:
         self.lengths[slot] = 0
 
     def compacted(self, keep: Sequence[int], spare: int) -> SlotCache:
-        """A cache of the rows `keep` alone, without the columns that none of them uses, and with room for `spare`."""
+        """A cache of the rows `keep` alone, without the columns that none of them uses, and with room for `spare`.
+
+        This one is empty afterwards: its blocks are freed one by one while the new ones are made.
+        """
         lengths = [self.lengths[row] for row in keep]
         rows = torch.tensor(keep, device=self.layers[0].device)
         start = self.columns - max(lengths)
-        states = [(k[rows, :, start:], v[rows, :, start:]) for k, v in (layer.held for layer in self.layers)]
-        return SlotCache(states, lengths, spare)
+        return SlotCache((layer.taken(rows, start) for layer in self.layers), lengths, spare)
 
 
 def right_aligned(cache: DynamicCache, lengths: Sequence[int]) -> list[tuple[Tensor, Tensor]]:

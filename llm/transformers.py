@@ -80,8 +80,10 @@ class TransformersEngine(LocalModel):
         """The model with its language-model head, in eval mode."""
         from transformers import AutoModelForCausalLM
 
+        from headwater.llm.allocator import return_large_blocks
         from headwater.llm.kv import use_grouped_attention
 
+        return_large_blocks()
         if self._threads is not None:
             torch.set_num_threads(self._threads)
         try:

@@ -28,7 +28,7 @@ _HISTOGRAM_BINS = 20
 
 
 class CoverageConfig(StageConfig):
-    sweep: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75, 0.9)
+    sweep: tuple[float, ...] = (0.0, 0.25, 0.5, 0.7, 0.8, 0.9, 0.95)
     """δ as these quantiles of the anchor's positive activations."""
     draws: int = Field(20, ge=15)
     """Draws of every null; single draws scatter widely."""

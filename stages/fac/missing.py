@@ -59,7 +59,7 @@ class MissingConfig(StageConfig):
     """The model whose tokens the spans are cut by."""
     delta: float | None = Field(None, ge=0)
     """δ as a number. Means nothing across SAEs: prefer `delta_quantile`."""
-    delta_quantile: float = Field(0.5, ge=0, lt=1)
+    delta_quantile: float = Field(0.8, ge=0, lt=1)
     """δ as this quantile of the anchor's positive activations, when `delta` is not given."""
     test: Literal["rate", "set_difference"] = "rate"
     """`rate`: the anchor fires the feature at a higher rate (Fisher's exact test); `set_difference`: the seed never
