@@ -220,7 +220,7 @@ def _missing_section(
         _features_table(recipe, outputs),
     ]
     if missing["warnings"]:
-        blocks.append(Note(level="warning", title="Anchor and seed differ in size", points=tuple(missing["warnings"])))
+        blocks.append(Note(level="warning", title="Read these numbers with care", points=tuple(missing["warnings"])))
     return Section(title="What was missing", blocks=tuple(blocks))
 
 
