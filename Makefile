@@ -20,7 +20,7 @@ lint: $(VENV)/installed
 
 types: $(VENV)/installed
 	@mkdir -p .build/src && ln -sfn ../.. .build/src/headwater
-	MYPYPATH=.build/src:tests/flows/plugin:tests/llm:tests/stages $(BIN)/mypy -p headwater
+	MYPYPATH=.build/src:tests/data_cards:tests/flows/plugin:tests/llm:tests/stages $(BIN)/mypy -p headwater
 
 unit: $(VENV)/installed
 	$(BIN)/python -m pytest -q -m "not claim and not gpu" --durations=15

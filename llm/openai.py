@@ -9,7 +9,7 @@ seconds of latency hide the difference. `tests/bench/bench_http.py` measures the
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncGenerator, Iterable, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from itertools import chain, islice
@@ -105,7 +105,7 @@ class OpenAIEngine:
         """How many calls may be in flight now."""
         return self._line.gate.limit if self._line else self._most
 
-    async def chat(self, requests: Iterable[ChatRequest]) -> AsyncIterator[ChatOutcome]:
+    async def chat(self, requests: Iterable[ChatRequest]) -> AsyncGenerator[ChatOutcome, None]:
         """Stream one outcome per request as it ends. Reads `requests` no faster than the calls go out."""
         ahead = iter(requests)
         first = list(islice(ahead, 2))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cached_property
@@ -137,7 +137,7 @@ class TransformersEngine(LocalModel):
             model, tokenizer = self.model, self.tokenizer
         yield from self._one_at_a_time(score_texts(model, tokenizer, texts, max_batch_tokens=self._max_batch_tokens))
 
-    async def chat(self, requests: Iterable[ChatRequest]) -> AsyncIterator[ChatOutcome]:
+    async def chat(self, requests: Iterable[ChatRequest]) -> AsyncGenerator[ChatOutcome, None]:
         """Answer all requests together, streaming outcomes as rows end; see `Engine.chat`.
 
         A row draws from its own seed, so its reply depends on its batch mates only through the round-off of floats. The

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
@@ -113,7 +113,7 @@ class Engine(Protocol):
         """
         ...
 
-    def chat(self, requests: Iterable[ChatRequest]) -> AsyncIterator[ChatOutcome]:
+    def chat(self, requests: Iterable[ChatRequest]) -> AsyncGenerator[ChatOutcome, None]:
         """Stream one outcome per request, in any order. Never raises for a single request's failure."""
         ...
 

@@ -10,7 +10,7 @@ import asyncio
 import gc
 import itertools
 import os
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
@@ -88,7 +88,7 @@ class VllmEngine(LocalModel):
         except (OSError, ValueError, RuntimeError) as error:
             raise self._unloadable("model", error) from error
 
-    async def chat(self, requests: Iterable[ChatRequest]) -> AsyncIterator[ChatOutcome]:
+    async def chat(self, requests: Iterable[ChatRequest]) -> AsyncGenerator[ChatOutcome, None]:
         """Answer all requests together, streaming outcomes as they end; see `Engine.chat`."""
         loop = asyncio.get_running_loop()
         running, refused = await loop.run_in_executor(self._worker, self._enter, list(requests))

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 import tomllib
+from email.message import Message
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
+from typing import cast
 
 ROOT = Path(__file__).parent.parent
 _NAME = re.compile(r"[A-Za-z0-9_.-]+")
@@ -26,7 +28,7 @@ def _name(requirement: str) -> str:
 
 
 def _licence(package: str) -> str:
-    metadata = distribution(package).metadata
+    metadata = cast(Message, distribution(package).metadata)
     stated = metadata.get("License-Expression") or (metadata.get("License") or "").split("\n")[0]
     classifiers = [c for c in metadata.get_all("Classifier") or [] if c.startswith("License")]
     return " ".join([stated, *classifiers])

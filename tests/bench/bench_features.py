@@ -81,7 +81,8 @@ def sides(engine: TransformersEngine, chats: list[list[Message]], space: Feature
         return run_to_block(engine.model, block, {"input_ids": ids, "use_cache": False})
 
     def whole(ids: Tensor) -> Tensor:
-        return engine.model(ids, output_hidden_states=True).hidden_states[space.layer + 1]
+        states: Tensor = engine.model(ids, output_hidden_states=True).hidden_states[space.layer + 1]
+        return states
 
     def hidden() -> Any:
         return engine.hidden_states(chats, space.layer, max_tokens=MAX_TOKENS)
@@ -112,7 +113,7 @@ def steps(n_dead: int) -> dict[str, Callable[[], Any]]:
         trainee.sae.zero_grad()
 
     def ours() -> None:
-        trainee.loss(x, 0, dead)[0].backward()
+        trainee.loss(x, 0, dead)[0].backward()  # type: ignore[no-untyped-call]
         trainee.sae.zero_grad()
 
     return {"sae-lens": theirs, "Headwater": ours}
@@ -127,7 +128,8 @@ def report_steps(n_dead: int, rates: dict[str, list[float]]) -> None:
 
 def pooled(encode: Callable[[Tensor], Tensor], hidden: Tensor, own: Tensor) -> Tensor:
     """Maxima over own tokens (batch, width), by way of everybody's features (batch, seq, width)."""
-    features = encode(hidden.flatten(0, 1)).unflatten(0, hidden.shape[:2])
+    flat = encode(hidden.flatten(0, 1))
+    features: Tensor = flat.unflatten(0, hidden.shape[:2])  # type: ignore[no-untyped-call]
     return features.masked_fill(~own[..., None], 0.0).amax(dim=1)
 
 

@@ -127,7 +127,7 @@ async def ours(base_url: str, calls: int) -> float:
 @contextmanager
 def server() -> Iterator[str]:
     """The base URL of a fault server in a process of its own, which ends with the block."""
-    command = [sys.executable, _SERVER, "--latency-ms", str(LATENCY_MS)]
+    command = [sys.executable, str(_SERVER), "--latency-ms", str(LATENCY_MS)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import importlib
 import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -32,7 +33,7 @@ class Stage:
 
 
 @pytest.fixture
-def hash_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+def hash_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., str]]:
     """Writes `lab/stage.py` and other modules of a package `lab` and hashes `lab.stage`."""
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "lab").mkdir()
@@ -164,7 +165,17 @@ def test_parts_are_compared_as_the_json_they_are_hashed_as() -> None:
 
 
 def test_differences_are_found_exactly_when_the_digest_differs() -> None:
-    parts = [{"a": 1}, {"a": 1.0}, {"a": None}, {}, {"a": [1]}, {"a": (1,)}, {"a": {"b": 1}}, {"a": True}, {"a": "1"}]
+    parts: list[dict[str, Any]] = [
+        {"a": 1},
+        {"a": 1.0},
+        {"a": None},
+        {},
+        {"a": [1]},
+        {"a": (1,)},
+        {"a": {"b": 1}},
+        {"a": True},
+        {"a": "1"},
+    ]
     for old in parts:
         for new in parts:
             same = Fingerprint(old).digest == Fingerprint(new).digest

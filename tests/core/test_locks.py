@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,7 @@ with file_lock(pathlib.Path(sys.argv[1])):
 
 
 @pytest.fixture
-def holder(tmp_path: Path) -> subprocess.Popen[str]:
+def holder(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     """A process that holds the lock `tmp_path / "lock"`."""
     process = subprocess.Popen(
         [sys.executable, "-c", HOLDER, str(tmp_path / "lock")], stdout=subprocess.PIPE, text=True

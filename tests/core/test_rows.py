@@ -96,7 +96,7 @@ def test_an_unknown_key_inside_a_struct_is_an_error() -> None:
 
 
 def test_rows_become_a_table_of_the_declared_schema() -> None:
-    rows = [{"text": None, "id": "a", "score": 1}, {"id": "b", "text": "x", "score": 2.5}]
+    rows: list[dict[str, Any]] = [{"text": None, "id": "a", "score": 1}, {"id": "b", "text": "x", "score": 2.5}]
     table = table_of(rows, TEXTS, "here")
     assert table.schema.equals(TEXTS)
     assert table.to_pylist() == [{"id": "a", "text": None, "score": 1.0}, {"id": "b", "text": "x", "score": 2.5}]

@@ -32,7 +32,7 @@ def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 def test_the_hubs_own_parser_reads_the_metadata() -> None:
-    data = HubCard(render_card(make_card())).data
+    data: Any = HubCard(render_card(make_card())).data
     assert data.license == "apache-2.0"
     assert data.language == ["en"]
     assert data.task_categories == ["text-generation"]
@@ -44,7 +44,7 @@ def test_the_hubs_own_parser_reads_the_metadata() -> None:
 
 
 def test_further_tags_follow_synthetic_without_repeating_it() -> None:
-    data = HubCard(render_card(make_card(tags=("toxicity", "synthetic")))).data
+    data: Any = HubCard(render_card(make_card(tags=("toxicity", "synthetic")))).data
     assert data.tags == ["synthetic", "headwater", "toxicity"]
 
 

@@ -51,7 +51,7 @@ class Outline(HTMLParser):
 
 
 def page_of(*blocks: object) -> str:
-    return render_report(make_report(sections=(Section(title="Only", blocks=blocks),)))  # type: ignore[arg-type]
+    return render_report(make_report(sections=(Section(title="Only", blocks=blocks),)))
 
 
 def test_the_page_is_well_nested_and_its_ids_are_unique() -> None:

@@ -142,7 +142,7 @@ async def test_chat_yields_an_outcome_before_the_slowest_is_done(server: FaultSe
     outcomes = engine.chat([request(1), request(2)])
     first = await asyncio.wait_for(anext(outcomes), 5)
     assert isinstance(first.result, Completion)
-    await outcomes.aclose()  # type: ignore[attr-defined]
+    await outcomes.aclose()
 
 
 async def test_chat_reads_requests_no_faster_than_calls_go_out(server: FaultServer) -> None:
@@ -159,7 +159,7 @@ async def test_chat_reads_requests_no_faster_than_calls_go_out(server: FaultServ
     for _ in range(10):
         await anext(outcomes)
     assert read <= 10 + 4 + 2
-    await outcomes.aclose()  # type: ignore[attr-defined]
+    await outcomes.aclose()
     await engine.aclose()
 
 

@@ -32,7 +32,13 @@ def base_url(smollm_folder: Path, unused_tcp_port_factory: Callable[[], int]) ->
     if not is_serve_available():
         pytest.skip("`transformers serve` needs fastapi, uvicorn and openai")
     port = unused_tcp_port_factory()
-    command = [Path(sys.executable).with_name("transformers"), "serve", smollm_folder, "--port", str(port)]
+    command: list[str | Path] = [
+        Path(sys.executable).with_name("transformers"),
+        "serve",
+        smollm_folder,
+        "--port",
+        str(port),
+    ]
     options = ["--host", "127.0.0.1", "--device", "cpu", "--dtype", "float32"]
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     with subprocess.Popen([*command, *options], env=environment, stderr=subprocess.PIPE, text=True) as process:

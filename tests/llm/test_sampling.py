@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 import pytest
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 torch = pytest.importorskip("torch", reason="the local engines need the extra `local`")
 
@@ -13,7 +18,7 @@ from headwater.llm.sampling import draw_tokens  # noqa: E402
 LOGITS = torch.log(torch.tensor([0.125, 0.5, 0.25, 0.125]))
 
 
-def draw(logits: torch.Tensor, temperature: float, top_p: float, uniform: float) -> int:
+def draw(logits: Tensor, temperature: float, top_p: float, uniform: float) -> int:
     return int(draw_tokens(logits.unsqueeze(0), [temperature], [top_p], [uniform])[0])
 
 

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
 from headwater.core.errors import BadOutput, ConfigError
 from headwater.llm.types import ChatOutcome, ChatRequest, Completion, Message, Sampling
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 torch = pytest.importorskip("torch", reason="the local engines need the extra `local`")
 
@@ -202,7 +207,7 @@ def test_models_without_grouped_heads_decode_like_generate() -> None:
     assert_decodes_like_generate(GPT2LMHeadModel(config).eval())
 
 
-def assert_decodes_like_generate(model: torch.nn.Module) -> None:
+def assert_decodes_like_generate(model: PreTrainedModel) -> None:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 

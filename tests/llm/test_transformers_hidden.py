@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import pytest
 
 from headwater.core.errors import ConfigError
 from headwater.llm.types import Message
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 torch = pytest.importorskip("torch", reason="the local engines need the extra `local`")
 
@@ -27,9 +31,9 @@ CHATS = [[Message("user", text)] for text in TEXTS]
 LAST = 29
 
 
-def own_rows(batches: Sequence[HiddenBatch], count: int) -> list[torch.Tensor]:
+def own_rows(batches: Sequence[HiddenBatch], count: int) -> list[Tensor]:
     """Per conversation the activations of its own tokens, (tokens, d_model)."""
-    found: dict[int, torch.Tensor] = {}
+    found: dict[int, Tensor] = {}
     for batch in batches:
         for i, row in enumerate(batch.rows):
             assert row not in found
@@ -37,12 +41,13 @@ def own_rows(batches: Sequence[HiddenBatch], count: int) -> list[torch.Tensor]:
     return [found[row] for row in range(count)]
 
 
-def plain_forward(engine: TransformersEngine, chat: Sequence[Message], layer: int) -> torch.Tensor:
+def plain_forward(engine: TransformersEngine, chat: Sequence[Message], layer: int) -> Tensor:
     """The whole model on one unpadded conversation; own tokens found by comparing with an empty message."""
     [encoded] = engine.chat_format.encode([chat], max_tokens=512)
     with torch.inference_mode():
         out = engine.model(torch.tensor([encoded.token_ids]), output_hidden_states=True)
-    return out.hidden_states[layer + 1][0][torch.tensor(encoded.own)]
+    states: Tensor = out.hidden_states[layer + 1][0]
+    return states[torch.tensor(encoded.own)]
 
 
 @pytest.mark.parametrize("layer", [0, 11])

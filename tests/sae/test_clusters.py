@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -15,6 +16,9 @@ from headwater.core.errors import ConfigError
 from headwater.sae.clusters import Clusters, fit_clusters, load_clusters, mean_pooled
 from headwater.sae.coverage import Activations, fac, fired
 from headwater.sae.missing import set_difference
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 torch = pytest.importorskip("torch", reason="pooling hidden states needs the `local` extra")
 
@@ -151,8 +155,8 @@ def test_states_of_another_width_are_refused() -> None:
 @dataclass
 class Batch:
     rows: list[int]
-    hidden: torch.Tensor
-    own: torch.Tensor
+    hidden: Tensor
+    own: Tensor
 
 
 def test_pooling_averages_own_tokens_alone_in_any_row_order() -> None:

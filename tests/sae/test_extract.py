@@ -19,7 +19,12 @@ from headwater.sae.space import Activation, FeatureSpace, JumpRelu, Relu, TopK
 if TYPE_CHECKING:
     from headwater.llm.transformers import TransformersEngine
 
-ACTIVATIONS = {"top5": TopK(5), "top40": TopK(40), "jumprelu": JumpRelu(torch.arange(40) * 1.5), "relu": Relu()}
+ACTIVATIONS: dict[str, Activation] = {
+    "top5": TopK(5),
+    "top40": TopK(40),
+    "jumprelu": JumpRelu(torch.arange(40) * 1.5),
+    "relu": Relu(),
+}
 
 
 def _space(weights: dict[str, Tensor], activation: Activation) -> FeatureSpace:
@@ -30,7 +35,7 @@ def _space(weights: dict[str, Tensor], activation: Activation) -> FeatureSpace:
 
 def _dense(batches: list[Any], space: FeatureSpace, mode: str, min_value: float) -> list[tuple[Any, ...]]:
     """One row at a time, one (tokens, width) matrix each, numpy's argmax (first on ties)."""
-    found = []
+    found: list[tuple[Any, ...]] = []
     for batch in batches:
         for line, row in enumerate(batch.rows):
             tokens = batch.hidden[line][batch.own[line]]
@@ -102,7 +107,9 @@ def test_results_are_compact_numpy_arrays_with_ascending_features(
     weights: dict[str, Tensor], batches: list[Any]
 ) -> None:
     for row in extract_features(batches, _space(weights, TopK(5))):
-        assert (row.features.dtype, row.values.dtype, row.positions.dtype) == (np.int32, np.float32, np.int32)
+        assert row.features.dtype == np.int32
+        assert row.values.dtype == np.float32
+        assert row.positions.dtype == np.int32
         assert (np.diff(row.features) > 0).all()
         assert row.features.size == 0 or row.positions.max() < row.n_tokens
 
@@ -122,9 +129,12 @@ def test_memory_stays_at_one_block_however_long_the_batch_is(
     monkeypatch.setattr(space_module, "BLOCK_BYTES", 64 * 4 * space.width)
     sizes = []
     whole = FeatureSpace.pre_activations
-    monkeypatch.setattr(
-        FeatureSpace, "pre_activations", lambda self, x, out=None: sizes.append(len(x)) or whole(self, x, out)
-    )
+
+    def measured(self: FeatureSpace, x: Tensor, out: Tensor | None = None) -> Tensor:
+        sizes.append(len(x))
+        return whole(self, x, out)
+
+    monkeypatch.setattr(FeatureSpace, "pre_activations", measured)
     hidden = torch.randn(8, 100, 12)
     own = torch.ones(8, 100, dtype=torch.bool)
     list(extract_features([SimpleNamespace(rows=list(range(8)), hidden=hidden, own=own)], space))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable
 
 import numpy as np
 import pytest
@@ -41,7 +41,7 @@ class RuleJudge:
     def __init__(self, rule: Callable[[str, str], bool]) -> None:
         self.rule = rule
 
-    async def chat(self, requests: Iterable[ChatRequest]) -> AsyncIterator[ChatOutcome]:
+    async def chat(self, requests: Iterable[ChatRequest]) -> AsyncGenerator[ChatOutcome, None]:
         for request in requests:
             prompt = request.messages[-1].content
             [concept] = re.findall(r"reacts to this: (\".*\")$", prompt, flags=re.MULTILINE)
@@ -133,7 +133,11 @@ async def test_where_a_mark_stands_does_not_tell_whether_it_is_right() -> None:
 
 async def test_a_judge_that_always_says_the_same_scores_exactly_chance() -> None:
     for verdict in (True, False):
-        score = await ask(RuleJudge(lambda concept, text, verdict=verdict: verdict), questions_about("x", "detection"))
+
+        def same(concept: str, text: str, verdict: bool = verdict) -> bool:
+            return verdict
+
+        score = await ask(RuleJudge(same), questions_about("x", "detection"))
         assert score.balanced_accuracy == 0.5
 
 

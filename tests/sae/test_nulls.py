@@ -20,7 +20,7 @@ from headwater.sae.nulls import (
 )
 
 
-def table(dense: NDArray[np.floating], n_tokens: NDArray[np.int32] | int = 10) -> Activations:
+def table(dense: NDArray[np.floating] | Mask, n_tokens: NDArray[np.int32] | int = 10) -> Activations:
     rows = csr_array(np.asarray(dense, dtype=np.float32))
     lengths = np.broadcast_to(np.asarray(n_tokens, dtype=np.int32), rows.shape[0])
     return Activations(

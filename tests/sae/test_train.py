@@ -77,7 +77,7 @@ def test_the_sparse_loss_and_its_gradients_are_those_of_sae_lens(rescale: bool, 
     expected = {name: parameter.grad.clone() for name, parameter in sae.named_parameters()}
     sae.zero_grad()
     loss, fired = sparse_topk_loss(sae, x, 4, dead)
-    loss.backward()
+    loss.backward()  # type: ignore[no-untyped-call]
 
     torch.testing.assert_close(loss, theirs.loss)
     assert torch.equal(fired, (theirs.feature_acts > 0).any(dim=0))

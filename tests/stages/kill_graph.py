@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, Iterable
 from pathlib import Path
 
 from sample_stages import Ask, AskConfig, LocalEngine, Numbers, NumbersConfig, Pool, Total, TotalConfig, context
@@ -29,7 +29,7 @@ _BATCH_SECONDS = 0.02
 class SlowLocalEngine(LocalEngine):
     """Takes as long for a batch as a small model would, so that kills meet it at work."""
 
-    async def chat(self, requests: Iterable[ChatRequest]) -> AsyncIterator[ChatOutcome]:
+    async def chat(self, requests: Iterable[ChatRequest]) -> AsyncGenerator[ChatOutcome, None]:
         await asyncio.sleep(_BATCH_SECONDS)
         async for outcome in super().chat(requests):
             yield outcome

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -150,7 +150,7 @@ class LocalEngine:
     def identity(self) -> EngineIdentity:
         return EngineIdentity("local", "of-the-batch", "1", "", "")
 
-    async def chat(self, requests: Iterable[ChatRequest]) -> AsyncIterator[ChatOutcome]:
+    async def chat(self, requests: Iterable[ChatRequest]) -> AsyncGenerator[ChatOutcome, None]:
         batch = list(requests)
         ids = [request.id for request in batch]
         self.batches.append(ids)

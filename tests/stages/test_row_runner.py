@@ -8,6 +8,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,10 @@ def _journalled(root: Path) -> int:
     (path,) = root.glob("stages/.journals/*.sqlite")
     with Journal(path) as journal:
         return len(journal.keys())
+
+
+def _opens(engine: LocalEngine) -> Callable[[], LocalEngine]:
+    return lambda: engine
 
 
 def _count(request: ChatRequest) -> int:
@@ -293,9 +298,9 @@ def test_a_resumed_run_repeats_whole_windows_hence_the_same_batches_and_bytes(tm
 
         engine._answer = answer
         with pytest.raises(KeyboardInterrupt):
-            run_stage(Ask(config), rows, context(root, Pool(engine=lambda engine=engine: engine)))
+            run_stage(Ask(config), rows, context(root, Pool(engine=_opens(engine))))
         again = LocalEngine()
-        output = run_stage(Ask(config), rows, context(root, Pool(engine=lambda again=again: again))).output
+        output = run_stage(Ask(config), rows, context(root, Pool(engine=_opens(again)))).output
         assert _shard(output) == expected
         finished_windows = (killed_at - 1) // 2
         assert again.batches == calm.batches[2 * finished_windows :]
@@ -326,7 +331,7 @@ def test_an_engine_that_forgets_a_request_leaves_its_row_owed(tmp_path: Path, nu
     for engine in (LocalEngine, RemoteEngine):
         root = tmp_path / engine.__name__
         with pytest.raises(TransientError, match="1 of 8 rows are still owed"):
-            run_stage(Ask(AskConfig()), numbers(8), context(root, Pool(engine=lambda kind=engine: kind(answer))))
+            run_stage(Ask(AskConfig()), numbers(8), context(root, Pool(engine=partial(engine, answer))))
         assert "gave no outcome" in (root / "events.jsonl").read_text()
 
 

@@ -93,7 +93,7 @@ def test_knobs_stay_out_at_every_depth() -> None:
 
 def test_a_config_refuses_unknown_keys_and_numbers_that_json_lacks() -> None:
     with pytest.raises(ValidationError, match="rowz"):
-        NumbersConfig(rowz=3)
+        NumbersConfig(rowz=3)  # type: ignore[call-arg]
     with pytest.raises(ValidationError, match="max_reject_share"):
         NumbersConfig(max_reject_share=float("nan"))
 
