@@ -130,15 +130,18 @@ def retry_after(headers: Mapping[str, str]) -> float | None:
 
 def _completion(server: str, text: str, finish: object, usage: object) -> Completion:
     cleaned, changed = clean_text(text)
+    counted = usage if isinstance(usage, dict) else {}
+    used = _usage(counted)
     if finish == "length":
         what = f"{server}: the reply was cut at max_tokens."
-        raise BadOutput(what, reason="cut_at_length", raw=cleaned, todo="Raise max_tokens.")
+        raise BadOutput(what, reason="cut_at_length", raw=cleaned, todo="Raise max_tokens.", tokens=used.counts)
     if finish == "content_filter":
-        raise BadOutput(f"{server}: the server's content filter stopped it.", reason="content_filter", raw=cleaned)
-    counted = usage if isinstance(usage, dict) else {}
+        what = f"{server}: the server's content filter stopped it."
+        raise BadOutput(what, reason="content_filter", raw=cleaned, tokens=used.counts)
     if not cleaned.strip() or counted.get("completion_tokens") == 0:
-        raise BadOutput(f"{server}: the reply has no tokens.", reason="empty_reply", raw=cleaned)
-    return Completion(cleaned, _usage(counted), changed)
+        what = f"{server}: the reply has no tokens."
+        raise BadOutput(what, reason="empty_reply", raw=cleaned, tokens=used.counts)
+    return Completion(cleaned, used, changed)
 
 
 def _usage(counted: Mapping[str, Any]) -> Usage:

@@ -16,15 +16,17 @@ def cut_at_stop(text: str, stops: Sequence[str]) -> tuple[str, bool]:
 
 
 def judge_reply(request: ChatRequest, text: str, usage: Usage, *, ended: bool) -> Completion | BadOutput:
-    """A completion, or why the reply is not data."""
+    """A completion, or why the reply is not data. Either way it says what was used."""
     if not ended:
         return BadOutput(
             f"The reply to {request.id} was cut at {request.sampling.max_tokens} tokens.",
             reason="cut_at_length",
             raw=text,
             todo="Raise max_tokens.",
+            tokens=usage.counts,
         )
     if not text.strip():
-        return BadOutput(f"The reply to {request.id} has no text.", reason="empty_reply", raw=text)
+        what = f"The reply to {request.id} has no text."
+        return BadOutput(what, reason="empty_reply", raw=text, tokens=usage.counts)
     cleaned, changed = clean_text(text)
     return Completion(cleaned, usage, changed)

@@ -52,6 +52,11 @@ class Usage:
     """Those of `tokens_in` that the server served from its prefix cache."""
     tokens_out: int = 0
 
+    @property
+    def counts(self) -> tuple[int, int, int]:
+        """In, cached, out: as a `BadOutput` carries them."""
+        return self.tokens_in, self.tokens_cached, self.tokens_out
+
 
 @dataclass(frozen=True, slots=True)
 class Completion:

@@ -70,10 +70,12 @@ def test_a_reply_that_is_no_data_is_bad_output_with_its_reason(body: object, rea
     assert error.reason == reason
 
 
-def test_the_text_of_a_cut_reply_is_kept() -> None:
-    error = error_of(reply("half a sent", "length"))
+def test_the_text_of_a_cut_reply_is_kept_and_its_tokens_are_counted() -> None:
+    usage = {"prompt_tokens": 11, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 8}}
+    error = error_of(reply("half a sent", "length", usage=usage))
     assert isinstance(error, BadOutput)
     assert error.raw == "half a sent"
+    assert error.tokens == (11, 8, 3)
 
 
 @pytest.mark.parametrize(

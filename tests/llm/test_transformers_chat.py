@@ -99,6 +99,7 @@ async def test_a_reply_that_reaches_the_limit_is_not_data(engine: TransformersEn
     assert isinstance(result, BadOutput)
     assert result.reason == "cut_at_length"
     assert result.raw == reference(engine, request)
+    assert result.tokens[0] > 5 and result.tokens[2] == 5
 
 
 async def test_a_reply_that_ends_by_itself_counts_its_tokens(engine: TransformersEngine) -> None:
