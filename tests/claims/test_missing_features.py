@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -65,7 +66,7 @@ def shipped(embedded_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> S
 
 
 def test_rows_of_missing_kinds_fire_the_missing_features(shipped: Shipped) -> None:
-    table = []
+    table: list[list[Any]] = []
     best: dict[str, float] = {}
     for name, find in (("rate test", rate_test), ("set difference", set_difference)):
         for quantile in QUANTILES:
