@@ -143,9 +143,14 @@ def test_losses_equal_those_of_single_rows_patched_by_hand(
     assert found.ce_sae == pytest.approx(found.ce_ablated)
 
 
-@pytest.mark.usefixtures("measured")
 def test_the_model_is_left_as_it_was(engine: TransformersEngine) -> None:
-    assert not any(module._forward_hooks for module in engine.model.modules())
+    block = engine.model.model.layers[LAYER]
+    ids = torch.tensor([engine.chat_format.encode(CHATS[:1], roles=("user",), max_tokens=512)[0].token_ids])
+    with torch.no_grad():
+        hooks, logits = len(block._forward_hooks), engine.model(ids).logits
+        loss_recovered(engine, CHATS[:1], _constant(torch.zeros(576)))
+        assert len(block._forward_hooks) == hooks
+        assert torch.equal(engine.model(ids).logits, logits)
 
 
 def test_texts_without_two_tokens_in_a_row_are_refused(engine: TransformersEngine) -> None:
