@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING
 from headwater.core.errors import ConfigError
 from headwater.llm.chat import ChatFormat
 from headwater.llm.types import EngineIdentity
-from headwater.llm.weights import files_sha256, model_folder, tokenizer_sha256, weight_files
+from headwater.llm.weights import chat_template_sha256, files_sha256, model_folder, tokenizer_sha256, weight_files
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -52,14 +51,14 @@ class LocalModel:
 
     @cached_property
     def identity(self) -> EngineIdentity:
-        template = self.tokenizer.chat_template or ""
+        """Read from the files: neither torch nor transformers is imported for it."""
         is_folder = Path(self._asked_for).expanduser().is_dir()
         return EngineIdentity(
             engine=self._engine,
             model=self._name or (self.folder.resolve().name if is_folder else str(self._asked_for)),
             revision=files_sha256(weight_files(self.folder), self._cache),
             tokenizer=tokenizer_sha256(self.folder),
-            chat_template=hashlib.sha256(str(template).encode()).hexdigest(),
+            chat_template=chat_template_sha256(self.folder),
             dtype=self._dtype,
         )
 

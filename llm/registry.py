@@ -12,7 +12,7 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from headwater.core.errors import ConfigError
-from headwater.llm.types import Engine
+from headwater.llm.types import Engine, EngineIdentity
 
 EMBEDDED = "embedded:smollm2-135m"
 Dtype = Literal["float32", "bfloat16", "float16"]
@@ -77,6 +77,18 @@ def open_engine(config: EngineConfig, *, cache: Path) -> Engine:
     if config.engine == "vllm":
         return _open_vllm(config, cache)
     return _open_transformers(config, cache)
+
+
+def local_identity(config: EngineConfig, *, cache: Path) -> EngineIdentity | None:
+    """What `open_engine(config).identity` would be, without importing torch; None for a server, which must be asked.
+
+    A finished run is recognised by it in a fraction of the time that opening its engines takes.
+    """
+    if config.engine == "openai":
+        return None
+    from headwater.llm.local import LocalModel
+
+    return LocalModel(cache=cache, dtype=config.dtype, **_local_model(config, cache)).identity
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,14 +171,17 @@ def _open_transformers(config: EngineConfig, cache: Path) -> Engine:
         "threads": config.threads,
         "cache": cache,
     }
+    return TransformersEngine(**_local_model(config, cache), **common)
+
+
+def _local_model(config: EngineConfig, cache: Path) -> dict[str, Any]:
+    """Which model, and how its identity calls it and its engine."""
     if config.engine == EMBEDDED:
         from headwater.llm.embedded import EMBEDDED_NAME, embedded_model_folder
 
-        folder = embedded_model_folder(cache)
-        return TransformersEngine(model=folder, name=EMBEDDED_NAME, engine="embedded", **common)
-    return TransformersEngine(
-        model=config.model, revision=config.revision, trust_remote_code=config.trust_remote_code, **common
-    )
+        return {"model": embedded_model_folder(cache), "name": EMBEDDED_NAME, "engine": "embedded"}
+    named = {"model": config.model, "revision": config.revision, "trust_remote_code": config.trust_remote_code}
+    return {**named, "engine": config.engine}
 
 
 def _open_vllm(config: EngineConfig, cache: Path) -> Engine:

@@ -87,6 +87,22 @@ def tokenizer_sha256(folder: Path) -> str:
     return files_sha256(folder / name for name in TOKENIZER_FILES if (folder / name).is_file())
 
 
+def chat_template_sha256(folder: Path) -> str:
+    """sha256 of the chat template as it lies in a model folder; of the empty text when there is none.
+
+    Read from the files themselves, so that a model can be named without importing what would run it.
+    """
+    jinja = folder / "chat_template.jinja"
+    if jinja.is_file():
+        return file_sha256(jinja)
+    try:
+        template = json.loads((folder / "tokenizer_config.json").read_text("utf-8")).get("chat_template") or ""
+    except (OSError, ValueError, AttributeError):
+        template = ""
+    text = template if isinstance(template, str) else json.dumps(template, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
 def _from_hub(model: str, revision: str | None, trust_remote_code: bool) -> Path:
     from huggingface_hub import errors, snapshot_download
 

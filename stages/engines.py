@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from headwater.llm.registry import EngineConfig
-    from headwater.llm.types import Engine
+    from headwater.llm.types import Engine, EngineIdentity
 
 _EVERY_THREAD = 0
 """Stands for a thread's number, which is never 0."""
@@ -26,6 +26,7 @@ class EnginePool:
         self._cache = cache
         self._lock = threading.Lock()
         self._open: dict[tuple[EngineConfig, int], Engine] = {}
+        self._described: dict[EngineConfig, EngineIdentity] = {}
 
     def get(self, config: EngineConfig) -> Engine:
         with self._lock:
@@ -44,7 +45,19 @@ class EnginePool:
 
     def identity(self, config: EngineConfig) -> dict[str, Any]:
         """The engine's identity as JSON, for fingerprints and manifests."""
-        return asdict(self.get(config).identity)
+        with self._lock:
+            known = self._described.get(config)
+        if known is None:
+            known = self.describe(config) or self.get(config).identity
+            with self._lock:
+                self._described[config] = known
+        return asdict(known)
+
+    def describe(self, config: EngineConfig) -> EngineIdentity | None:
+        """The identity where it can be told without opening the engine, else None."""
+        from headwater.llm.registry import local_identity
+
+        return local_identity(config, cache=self._cache)
 
     async def aclose_remote(self) -> None:
         """Close this thread's engines outside the process: their event loop is ending."""

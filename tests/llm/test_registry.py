@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from headwater.core.errors import ConfigError
 from headwater.llm import registry
-from headwater.llm.registry import EngineConfig, engine_status, open_engine
+from headwater.llm.registry import EngineConfig, engine_status, local_identity, open_engine
 from headwater.llm.types import Engine, ScoringEngine
 
 
@@ -104,3 +104,23 @@ async def test_a_model_folder_opens_under_its_own_name(smollm_folder: Path, tmp_
     assert str(tmp_path) not in str(engine.identity)
     assert len(engine.identity.revision) == len(engine.identity.chat_template) == 64
     await engine.aclose()
+
+
+def test_a_local_engine_is_identified_without_importing_what_would_run_it(smollm_folder: Path) -> None:
+    cache = smollm_folder.parents[1]
+    opened = open_engine(EngineConfig(), cache=cache).identity
+    code = (
+        "import sys; from pathlib import Path; from headwater.llm.registry import EngineConfig, local_identity\n"
+        f"print(local_identity(EngineConfig(), cache=Path({str(cache)!r})).revision)\n"
+        "print(sorted({'torch', 'transformers'} & set(sys.modules)))"
+    )
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split(
+        "\n"
+    )
+    assert printed[:2] == [opened.revision, "[]"]
+    assert local_identity(EngineConfig(), cache=cache) == opened
+
+
+def test_a_server_is_not_identified_without_being_asked(tmp_path: Path) -> None:
+    config = EngineConfig(engine="openai", model="m", base_url="http://127.0.0.1:1/v1")
+    assert local_identity(config, cache=tmp_path) is None

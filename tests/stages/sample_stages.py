@@ -203,6 +203,9 @@ class Pool(EnginePool):
         super().__init__(Path("unused"))
         self._makers = engines
 
+    def describe(self, config: Any) -> None:
+        """These engines say themselves who they are."""
+
     def open(self, config: Any) -> Any:
         return self._makers[config]()
 
