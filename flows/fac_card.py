@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from headwater.core.store import StageOutput
     from headwater.flows.fac_synthesis import FacSynthesis
     from headwater.flows.runs import Run
+    from headwater.stages.curate.load import LoadConfig
 
 _COLUMNS = {
     "id": "Hash of the row's origin: stage, parents, sample index.",
@@ -98,7 +99,10 @@ def build_card(recipe: FacSynthesis, run: Run, outputs: Mapping[str, StageOutput
             for reason, count in output.manifest["reasons"].items()
         ),
         models=_models(recipe, outputs),
-        sources=tuple(_source(role, name, outputs) for role, name in (("anchor", "anchor"), ("seed", "seed"))),
+        sources=(
+            _source("anchor", recipe.anchor, outputs["anchor"]),
+            _source("seed", recipe.seed_data, outputs["seed"]),
+        ),
         recipe=run.recipe,
         command=f"pipeline run {recipe.pipeline} -c recipe.yaml",
         limits=limits(recipe),
@@ -230,12 +234,12 @@ def _models(recipe: FacSynthesis, outputs: Mapping[str, StageOutput]) -> tuple[M
     return tuple(used)
 
 
-def _source(role: str, node: str, outputs: Mapping[str, StageOutput]) -> Source:
-    manifest = outputs[node].manifest
+def _source(role: str, section: LoadConfig, output: StageOutput) -> Source:
+    """The licence comes from the recipe: it changes no row, so a reused output would remember an old one."""
     return Source(
         role=role,
-        name=str(outputs[node].metrics.get("source", node)),
-        rows=outputs[node].rows,
-        licence=str(outputs[node].metrics.get("license", "not stated")),
-        content_hash=str(manifest["content_hash"])[:16],
+        name=str(output.metrics["source"]),
+        rows=output.rows,
+        licence=section.license,
+        content_hash=output.content_hash[:16],
     )

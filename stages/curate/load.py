@@ -100,7 +100,7 @@ class Load(TableStage[LoadConfig]):
                 rows = []
         out.write_rows(rows)
         out.reject(rejects)
-        out.metrics = {"source": source.name, "license": self.config.license}
+        out.metrics = {"source": source.name}
         total = out.rows + len(rejects)
         if total == 0:
             raise ConfigError(

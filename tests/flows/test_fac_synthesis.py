@@ -156,6 +156,12 @@ def test_a_second_run_reuses_every_stage_and_gives_the_same_bytes(done: Done, wo
     assert [file.read_bytes() for file in first] == [file.read_bytes() for file in second]
 
 
+def test_a_corrected_licence_reaches_the_card_of_a_reused_run(done: Done, workspace: Workspace) -> None:
+    again = _execute(workspace, _recipe(Path(), anchor={"license": "cc-by-4.0"}))
+    assert again.state["reused"] == len(done.outputs)
+    assert "cc-by-4.0" in (again.path / "README.md").read_text("utf-8")
+
+
 def test_another_workspace_gives_the_same_bytes(done: Done, embedded_cache: Path, tmp_path: Path) -> None:
     (tmp_path / "cache").symlink_to(embedded_cache)
     again = _execute(Workspace(tmp_path), _recipe(tmp_path))
