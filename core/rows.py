@@ -53,6 +53,14 @@ class Reject:
         }
 
 
+def warm_up() -> None:
+    """What pyarrow does at its first conversion of Python values: it imports pandas, which takes a quarter of a second.
+
+    Call it in a thread while something else is awaited.
+    """
+    pa.array([""])
+
+
 def row_id(stage: str, parents: Sequence[str], sample: int = 0) -> str:
     """32 hex digits from (stage, parent ids in order, sample index): the same on every machine and in every order."""
     return sha256_text(canonical_json([stage, list(parents), sample]))[:32]

@@ -40,7 +40,8 @@ class EngineConfig(BaseModel):
     revision: str | None = None
     """Commit of a Hub model."""
     dtype: Dtype = "float32"
-    """float32 where numbers are measured, bfloat16 where text is generated."""
+    """float32 where numbers are measured; bfloat16 where text is generated, on a GPU or on a CPU that has the
+    instructions for it (`pipeline doctor` says so; without them it is several times slower than float32)."""
     trust_remote_code: bool = False
     """Run code that comes with the model. Only for code that you have read."""
     base_url: str = _knob("")

@@ -19,6 +19,7 @@ from headwater.pipelines.failures import exit_code_of
 if TYPE_CHECKING:
     from headwater.core.store import Workspace
 
+_WORKSPACE = "Where outputs, runs and caches lie."
 _CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 
 
@@ -32,8 +33,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sys.exit(code or 0)
 
 
+def _workspace_here(context: click.Context, _: click.Parameter, value: Path | None) -> None:
+    if value is not None:
+        context.obj = value
+
+
 class _Commands(click.Group):
-    """Lists commands in the order in which one meets them, and guesses at misspelt ones."""
+    """Lists commands in the order in which one meets them, and guesses at misspelt ones.
+
+    Every command takes `--workspace` too: people type it where they are, after the command.
+    """
+
+    def add_command(self, cmd: click.Command, name: str | None = None) -> None:
+        where = click.Path(file_okay=False, path_type=Path)
+        cmd.params.append(
+            click.Option(["--workspace"], type=where, expose_value=False, help=_WORKSPACE, callback=_workspace_here)
+        )
+        super().add_command(cmd, name)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)
@@ -57,7 +73,7 @@ class _Commands(click.Group):
     envvar="HEADWATER_HOME",
     show_default=True,
     show_envvar=True,
-    help="Where outputs, runs and caches lie.",
+    help=_WORKSPACE,
 )
 @click.version_option(package_name="headwater", message="headwater %(version)s")
 @click.pass_context

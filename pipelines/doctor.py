@@ -46,8 +46,19 @@ def examine(workspace: Workspace) -> None:
 def _machine() -> Iterator[_Finding]:
     yield None, "python", f"{platform.python_version()} on {platform.system()} {platform.machine()}"
     yield None, "cores", str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count())
+    yield None, "bfloat16 on the CPU", _bfloat16()
     yield None, "memory", _memory()
     yield _gpu()
+
+
+def _bfloat16() -> str:
+    """Linux tells by the flags of the processor; without the instructions a bfloat16 model crawls."""
+    try:
+        flags = Path("/proc/cpuinfo").read_text("utf-8").partition("flags")[2].partition("\n")[0].split()
+    except OSError:
+        return "unknown"
+    found = [flag for flag in ("amx_bf16", "avx512_bf16") if flag in flags]
+    return ", ".join(found) or "no instructions for it: keep `dtype: float32`, which is several times faster here"
 
 
 def _memory() -> str:

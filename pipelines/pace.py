@@ -8,11 +8,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 _WINDOW_SECONDS = 60.0
+_WINDOW_SHARE = 0.5
+"""Engines that decode chats side by side finish them in bursts: over one minute alone a stage seems to stand still."""
+_MARKS = 200
+"""About how many marks are kept, however often a stage reports."""
 
 
 @dataclass
 class Pace:
-    """The progress of one stage. Rates are over the last minute, so that rows found in a journal don't count."""
+    """The progress of one stage. Rates are over the last half of its time and at least the last minute.
+
+    They start at the first event, so that rows found in a journal don't count.
+    """
 
     stage: str
     started: float
@@ -29,8 +36,12 @@ class Pace:
         self.done, self.total = int(event["done"]), event.get("total")
         self.dollars = float(event.get("dollars", self.dollars))
         tokens = int(event.get("tokens_in", 0)) + int(event.get("tokens_out", 0))
-        self._marks.append((float(event["time"]), self.done, tokens))
-        while len(self._marks) > 2 and self._marks[-1][0] - self._marks[0][0] > _WINDOW_SECONDS:
+        now = float(event["time"])
+        window = max(_WINDOW_SECONDS, _WINDOW_SHARE * (now - self.started))
+        if len(self._marks) > 2 and now - self._marks[-2][0] < window / _MARKS:
+            self._marks.pop()
+        self._marks.append((now, self.done, tokens))
+        while len(self._marks) > 2 and now - self._marks[0][0] > window:
             self._marks.popleft()
 
     @property

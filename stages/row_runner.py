@@ -10,7 +10,7 @@ from typing import Any
 from headwater.core.errors import BadOutput, Stopped, TransientError
 from headwater.core.fingerprint import Fingerprint
 from headwater.core.journal import Entry, Journal
-from headwater.core.rows import Reject, Row, row_id
+from headwater.core.rows import Reject, Row, row_id, warm_up
 from headwater.core.store import OutputWriter, StageOutput
 from headwater.stages.base import RowStage, StageContext
 from headwater.stages.calls import DirectCall, Engines, Lockstep, LockstepCall
@@ -67,6 +67,8 @@ class _Runner:
     async def run(self) -> None:
         if self._finished:
             self._context.note(f"{self._finished:,} rows were already in the journal")
+        # Rows are written once all are there: what that has to load is loaded while the first of them are awaited.
+        asyncio.get_running_loop().run_in_executor(None, warm_up)
         try:
             await self._stage.open(self._inputs, self._context)
             if self._engines.batched:

@@ -155,3 +155,11 @@ def test_doctor_names_engines_extras_and_the_workspace(
     ):
         assert any(line[3:].startswith(what) for line in text.splitlines()), what
     assert not workspace.root.exists()
+
+
+def test_the_workspace_may_be_named_after_the_command(ran: Workspace, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["status", "--workspace", str(ran.root)])
+
+    assert not ended.value.code
+    assert "done, 3 of 3 stages finished" in capsys.readouterr().out

@@ -165,3 +165,13 @@ def test_a_bar_goes_when_its_stage_has_ended() -> None:
     bars(finished("a"))
 
     assert bars._progress.tasks == []
+
+
+def test_a_stage_that_finishes_rows_in_bursts_keeps_a_steady_estimate() -> None:
+    pace = Pace("s", started=0.0)
+    for minute in range(0, 9, 2):  # 64 rows every two minutes, with a row-less report in between
+        pace.update({"time": 60.0 * minute, "done": 32 * minute, "total": 320})
+        pace.update({"time": 60.0 * minute + 70, "done": 32 * minute, "total": 320})
+
+    assert pace.seconds_left is not None
+    assert 60 < pace.seconds_left < 300, "64 rows are left, at about 32 a minute"
