@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
 
 from headwater.core.errors import ConfigError
 from headwater.llm.types import Engine, EngineIdentity
@@ -44,6 +44,11 @@ class EngineConfig(BaseModel):
     instructions for it (`pipeline doctor` says so; without them it is several times slower than float32)."""
     trust_remote_code: bool = False
     """Run code that comes with the model. Only for code that you have read."""
+    extra_body: dict[str, JsonValue] = Field(default_factory=dict)
+    """More fields of every request to a server, e.g. `{chat_template_kwargs: {enable_thinking: false}}`; null leaves
+    out one of ours that the server will not take. It is recorded with the run: no secrets here."""
+    max_model_len: int | None = Field(None, ge=1)
+    """Longest prompt and reply together, in tokens, that `vllm` makes room for; by default the model's own limit."""
     base_url: str = _knob("")
     """Of an OpenAI-compatible server, such as `http://localhost:8000/v1`."""
     api_key_env: str = _knob("")
@@ -59,6 +64,10 @@ class EngineConfig(BaseModel):
     """Most calls in flight to a server."""
     deadline_s: float = _knob(120.0, gt=0)
     """Seconds after which a call to a server counts as failed."""
+    attempts: int = _knob(6, ge=1)
+    """How often one call to a server is tried when the fault may be its own."""
+    patience_s: float = _knob(300.0, gt=0)
+    """Seconds of trouble without a single answer of the server after which the run stops, with everything kept."""
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
@@ -66,6 +75,9 @@ class EngineConfig(BaseModel):
         if problem:
             raise ValueError(problem)
         return self
+
+    def __hash__(self) -> int:
+        return hash((self.engine, self.model, self.base_url))  # not all fields: `extra_body` has no hash of its own
 
 
 def open_engine(config: EngineConfig, *, cache: Path) -> Engine:
@@ -128,8 +140,10 @@ def _server_problem(config: EngineConfig) -> str:
 
 
 def _local_problem(config: EngineConfig) -> str:
-    if config.base_url or config.api_key_env:
-        return "`base_url` and `api_key_env` belong to the engine `openai`"
+    if config.base_url or config.api_key_env or config.extra_body:
+        return "`base_url`, `api_key_env` and `extra_body` belong to the engine `openai`"
+    if config.max_model_len is not None and config.engine != "vllm":
+        return "`max_model_len` belongs to the engine `vllm`"
     if config.engine == EMBEDDED and (config.model or config.revision or config.trust_remote_code):
         return (
             f"engine `{EMBEDDED}` brings its own model: leave `model` and what belongs to it out, or use `transformers`"
@@ -156,6 +170,9 @@ def _open_openai(config: EngineConfig) -> Engine:
         api_key=key,
         max_concurrency=config.max_concurrency,
         deadline_s=config.deadline_s,
+        attempts=config.attempts,
+        patience_s=config.patience_s,
+        extra_body=config.extra_body,
     )
 
 
@@ -192,6 +209,7 @@ def _open_vllm(config: EngineConfig, cache: Path) -> Engine:
     return VllmEngine(
         model=config.model,
         dtype=config.dtype,
+        max_model_len=config.max_model_len,
         revision=config.revision,
         trust_remote_code=config.trust_remote_code,
         cache=cache,

@@ -14,6 +14,7 @@ from headwater.core.errors import ConfigError
 from headwater.llm import registry
 from headwater.llm.registry import EngineConfig, engine_status, local_identity, open_engine
 from headwater.llm.types import Engine, ScoringEngine
+from headwater.stages.engines import EnginePool
 
 
 @pytest.mark.parametrize(
@@ -24,7 +25,12 @@ from headwater.llm.types import Engine, ScoringEngine
         ({"engine": "transformers"}, "engine `transformers` needs `model`: a folder or a Hub id"),
         ({"engine": "vllm"}, "engine `vllm` needs `model`: a folder or a Hub id"),
         ({"model": "m"}, "brings its own model"),
-        ({"base_url": "http://localhost:1"}, "`base_url` and `api_key_env` belong to the engine `openai`"),
+        (
+            {"base_url": "http://localhost:1"},
+            "`base_url`, `api_key_env` and `extra_body` belong to the engine `openai`",
+        ),
+        ({"extra_body": {"top_k": 20}}, "`base_url`, `api_key_env` and `extra_body` belong to the engine `openai`"),
+        ({"max_model_len": 4096}, "`max_model_len` belongs to the engine `vllm`"),
         ({"engine": "telepathy"}, "Input should be 'embedded:smollm2-135m', 'transformers', 'vllm' or 'openai'"),
         ({"temperature": 1}, "Extra inputs are not permitted"),
         ({"dtype": "int4"}, "Input should be 'float32', 'bfloat16' or 'float16'"),
@@ -52,9 +58,19 @@ def test_settings_that_change_no_row_are_marked_as_knobs() -> None:
         for name, field in EngineConfig.model_fields.items()
         if isinstance(field.json_schema_extra, dict) and field.json_schema_extra.get("knob")
     }
-    rest = {"engine", "model", "revision", "dtype", "trust_remote_code"}
+    rest = {"engine", "model", "revision", "dtype", "trust_remote_code", "extra_body", "max_model_len"}
     assert knobs == set(EngineConfig.model_fields) - rest
     assert {"device", "max_concurrency", "deadline_s", "max_batch_tokens", "max_batch_rows", "threads"} <= knobs
+
+
+def test_the_order_of_extra_fields_makes_no_other_engine(tmp_path: Path) -> None:
+    server: dict[str, Any] = {"engine": "openai", "base_url": "http://localhost:1/v1", "model": "m"}
+    one = EngineConfig(**server, extra_body={"top_k": 20, "seed_mode": {"a": 1, "b": None}})
+    same = EngineConfig(**server, extra_body={"seed_mode": {"b": None, "a": 1}, "top_k": 20})
+    pool = EnginePool(tmp_path)
+
+    assert pool.get(one) is pool.get(same)
+    assert pool.get(one) is not pool.get(EngineConfig(**server, extra_body={"top_k": 21}))
 
 
 def test_a_key_that_is_not_set_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
