@@ -24,7 +24,7 @@ def first_prompt(examples: Sequence[str], explanation: str | None, style: Style,
     shown = [_one_line(example) for example in examples]
     draw.shuffle(shown)
     if style == "list":
-        return _numbered(_LIST_WISH, shown)
+        return _numbered(_list_wish(explanation), shown)
     wish = [_wish(explanation), "Texts that have it:", *_bullets(shown), _REPLY_RULE]
     return [{"role": "user", "content": "\n".join(wish)}]
 
@@ -45,7 +45,9 @@ def second_prompt(
     shown = [line for line in map(_one_line, examples) if line != strong]
     draw.shuffle(shown)
     if style == "list":
-        wish = _LIST_WISH if bad is None else f"{_LIST_WISH} None of them is like this one: {_one_line(bad)}"
+        wish = _list_wish(explanation)
+        if bad is not None:
+            wish += f" None of them is like this one: {_one_line(bad)}"
         return _numbered(wish, [*shown, strong])
     lines = [_wish(explanation), "A text that has it clearly:", *_bullets([strong])]
     if bad is not None:
@@ -56,6 +58,10 @@ def second_prompt(
 
 _LIST_WISH = "List different short messages that people might type, all of one sort."
 _REPLY_RULE = "Reply with the new text alone, on one line."
+
+
+def _list_wish(explanation: str | None) -> str:
+    return f"{_LIST_WISH} What they share: {explanation}" if explanation else _LIST_WISH
 
 
 def _wish(explanation: str | None) -> str:

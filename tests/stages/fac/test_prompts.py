@@ -46,6 +46,15 @@ def test_an_instruction_states_the_explanation_where_there_is_one() -> None:
     assert "first example" in unexplained["content"]
 
 
+def test_a_list_prompt_says_what_its_texts_share_where_that_is_known() -> None:
+    for explained in (
+        first_prompt(EXAMPLES, "asks for a rhyme", "list", random.Random(0)),
+        second_prompt(("strong", "weak one"), EXAMPLES, "asks for a rhyme", "list", random.Random(0)),
+    ):
+        assert "asks for a rhyme" in explained[0]["content"]
+        assert "asks for a rhyme" not in explained[1]["content"]
+
+
 def test_a_long_example_is_cut_and_stays_on_one_line() -> None:
     assistant = first_prompt(["word \n" * 500], None, "list", random.Random(0))[1]["content"]
     assert len(assistant) < 450 and assistant.count("\n") == 1
