@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _MANIFEST = "manifest.json"
+UNFINISHED, DAMAGED, FAILED = ".unfinished-", ".damaged-", ".failed-"
+"""What the names of folders beside the outputs begin with; `core/sweep.py` clears them away."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +137,7 @@ def set_aside_damaged(path: Path) -> Path | None:
     """Rename an output that does not match its manifest, so that it can be looked at; None when there is none."""
     if not path.exists():
         return None
-    aside = path.with_name(f".damaged-{path.name}-{time.time_ns()}")
+    aside = path.with_name(f"{DAMAGED}{path.name}-{time.time_ns()}")
     path.rename(aside)
     return aside
 
@@ -172,7 +174,7 @@ class OutputWriter:
         self.metrics: dict[str, Any] = {}
         self._account: tuple[int, int] | None = None
         self._where = where
-        self._temporary = final.with_name(f".unfinished-{final.name}")
+        self._temporary = final.with_name(f"{UNFINISHED}{final.name}")
         shutil.rmtree(self._temporary, ignore_errors=True)
         for folder in ("data", "rejects", "artifacts"):
             (self._temporary / folder).mkdir(parents=True)
@@ -262,7 +264,7 @@ class OutputWriter:
     def keep_rejects(self) -> Path:
         """Keep the rejected rows of an output that is not to be published, to be looked at; returns their folder."""
         self._rejects.close()
-        kept = self.final.with_name(f".failed-{self.final.name}")
+        kept = self.final.with_name(f"{FAILED}{self.final.name}")
         shutil.rmtree(kept, ignore_errors=True)
         (self._temporary / "rejects").rename(kept)
         return kept

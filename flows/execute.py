@@ -14,6 +14,7 @@ from headwater.core.errors import HeadwaterError, Stopped
 from headwater.core.events import EventLog, Listener
 from headwater.core.meter import Meter
 from headwater.core.store import StageOutput, Workspace, disk_errors
+from headwater.core.sweep import sweep
 from headwater.flows.graph import Graph, Node
 from headwater.flows.rates import Rate, Rates
 from headwater.flows.recipe import Recipe
@@ -152,6 +153,7 @@ def execute(execution: Execution, orchestrate: Callable[[Execution], None] | Non
 
     try:
         with disk_errors(f"the run folder {run.path}"):
+            sweep(execution.workspace)
             if not execution.reuse_all():
                 (orchestrate or _direct)(execution)
             execution.finish()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import subprocess
 import sys
 import threading
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from headwater.core.errors import Stopped
-from headwater.core.locks import file_lock
+from headwater.core.locks import file_lock, free_lock
 
 HOLDER = """
 import pathlib, sys, time
@@ -94,3 +95,53 @@ def test_an_error_inside_releases_the_lock(tmp_path: Path) -> None:
         raise RuntimeError
     with file_lock(tmp_path / "deep" / "lock", waiting=lambda holder: pytest.fail(f"{holder} still holds it")):
         pass
+
+
+def test_a_lock_is_cleared_away_only_if_it_is_free(tmp_path: Path, holder: subprocess.Popen[str]) -> None:
+    with free_lock(tmp_path / "lock") as free:
+        assert not free
+    assert (tmp_path / "lock").exists()
+    holder.kill()
+    holder.wait()
+    with free_lock(tmp_path / "lock") as free:
+        assert free
+        with free_lock(tmp_path / "lock") as twice:
+            assert not twice
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_whoever_waited_for_a_lock_that_was_cleared_away_holds_one_that_counts(tmp_path: Path) -> None:
+    inside = threading.Event()
+
+    def wait_and_hold() -> None:
+        with file_lock(tmp_path / "lock"):
+            inside.set()
+            time.sleep(0.5)
+
+    with free_lock(tmp_path / "lock") as free:
+        assert free
+        waiter = threading.Thread(target=wait_and_hold)
+        waiter.start()
+        time.sleep(0.3)
+        assert not inside.is_set()
+    assert inside.wait(10)
+    with free_lock(tmp_path / "lock") as free:
+        assert not free
+    waiter.join()
+
+
+def test_a_lock_on_a_file_that_was_removed_is_taken_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file goes between the opening and the locking: the one instant in which a lock would exclude nobody."""
+    lock, really = tmp_path / "lock", fcntl.flock
+    removed: list[Path] = []
+
+    def remove_first(handle: int, how: int) -> None:
+        if not removed:
+            lock.unlink()
+            removed.append(lock)
+        really(handle, how)
+
+    monkeypatch.setattr(fcntl, "flock", remove_first)
+    with file_lock(lock), free_lock(lock) as free:
+        assert removed == [lock]
+        assert not free
