@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from headwater.core.errors import PermanentError
+from headwater.core.locks import file_lock
 
 STARTUP_SECONDS = 180
 _STOP_SECONDS = 5
@@ -138,7 +139,8 @@ def _serve(handle: int) -> None:
 
     class Server(uvicorn.Server):
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-            await super().startup(sockets)
+            with file_lock(Path(os.environ["PREFECT_HOME"]) / ".starting"):  # two that create one database spoil it
+                await super().startup(sockets)
             gc.freeze()
             gc.enable()
 
