@@ -41,9 +41,9 @@ class Execution:
 
     def __post_init__(self) -> None:
         self.graph: Graph = self.recipe.graph()
-        self.engines = EnginePool(self.workspace.cache)
         self.meter = Meter(self.recipe.prices, max_cost=self.max_cost, max_tokens=self.max_tokens)
         self.events = EventLog(self.run.events_path, (self._tell,))
+        self.engines = EnginePool(self.workspace.cache, self._note)
         self.rates = Rates(self.workspace)
 
     def context(self, node: Node) -> StageContext:
@@ -92,6 +92,9 @@ class Execution:
     def close(self) -> None:
         asyncio.run(self.engines.aclose())
         self.events.close()
+
+    def _note(self, text: str) -> None:
+        self.events.emit("note", stage="engines", text=text)
 
     def _tell(self, event: Mapping[str, Any]) -> None:
         for listener in self.listeners:

@@ -41,13 +41,22 @@ def embedded_model_folder(cache: Path) -> Path:
     converted again. Raises `ConfigError` naming the line to type when a package is missing.
     """
     source = gguf_file()
-    folder = cache / "models" / f"{EMBEDDED_NAME}-{file_sha256(source, cache)[:12]}-{_SCHEME}"
+    folder = _place(source, cache)
     if _intact(folder, cache):
         return folder
     with file_lock(folder.with_suffix(".lock")):
         if not _intact(folder, cache):
             _publish(source, folder)
     return folder
+
+
+def must_convert(cache: Path) -> bool:
+    """Whether the next to need the embedded model waits for its conversion."""
+    return not _place(gguf_file(), cache).is_dir()
+
+
+def _place(source: Path, cache: Path) -> Path:
+    return cache / "models" / f"{EMBEDDED_NAME}-{file_sha256(source, cache)[:12]}-{_SCHEME}"
 
 
 def gguf_file() -> Path:

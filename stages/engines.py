@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,11 +20,12 @@ class EnginePool:
     """Opens each distinct engine config once. Engines load their weights lazily, so an identity is cheap to ask for.
 
     An engine inside this process is shared by all threads; one outside it is opened once per thread, because its
-    connections belong to the event loop that runs there.
+    connections belong to the event loop that runs there. `tell` hears what will take a while.
     """
 
-    def __init__(self, cache: Path) -> None:
+    def __init__(self, cache: Path, tell: Callable[[str], None] = lambda _: None) -> None:
         self._cache = cache
+        self._tell = tell
         self._lock = threading.Lock()
         self._open: dict[tuple[EngineConfig, int], Engine] = {}
         self._described: dict[EngineConfig, EngineIdentity] = {}
@@ -55,8 +57,13 @@ class EnginePool:
 
     def describe(self, config: EngineConfig) -> EngineIdentity | None:
         """The identity where it can be told without opening the engine, else None."""
-        from headwater.llm.registry import local_identity
+        from headwater.llm.registry import EMBEDDED, local_identity
 
+        if config.engine == EMBEDDED:
+            from headwater.llm.embedded import must_convert
+
+            if must_convert(self._cache):
+                self._tell("converting the embedded model, once per workspace: about half a minute")
         return local_identity(config, cache=self._cache)
 
     async def aclose_remote(self) -> None:

@@ -137,6 +137,18 @@ def test_a_local_engine_is_identified_without_importing_what_would_run_it(smollm
     assert local_identity(EngineConfig(), cache=cache) == opened
 
 
+def test_who_waits_for_the_conversion_of_the_embedded_model_is_told(
+    monkeypatch: pytest.MonkeyPatch, smollm_folder: Path, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(registry, "local_identity", lambda config, cache: None)
+    told: list[str] = []
+
+    EnginePool(smollm_folder.parents[1], told.append).describe(EngineConfig())
+    assert not told
+    EnginePool(tmp_path, told.append).describe(EngineConfig())
+    assert len(told) == 1 and "converting the embedded model" in told[0]
+
+
 def test_a_server_is_not_identified_without_being_asked(tmp_path: Path) -> None:
     config = EngineConfig(engine="openai", model="m", base_url="http://127.0.0.1:1/v1")
     assert local_identity(config, cache=tmp_path) is None
