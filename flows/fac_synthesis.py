@@ -203,7 +203,13 @@ class FacSynthesis(Recipe):
         table = {"anchor": "anchor", "anchor_features": "features.anchor", "space": "space"}
         nodes = [Node("missing", Missing(config), {**table, "seed_features": "features.seed"})]
         if self.judge.engine is not None:
-            judge = InterpretConfig(engine=self.judge.engine, task=self.judge.task, settings=self.judge.settings, **cut)
+            judge = InterpretConfig(
+                engine=self.judge.engine,
+                task=self.judge.task,
+                settings=self.judge.settings,
+                **cut,
+                expected_features=self.missing.limit,
+            )
             nodes.append(Node("interpret", Interpret(judge), {**table, "rows": "missing"}))
         return nodes
 

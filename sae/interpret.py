@@ -127,6 +127,11 @@ class DetectionScore:
     """Texts whose question got no usable reply; they count neither way."""
 
     @property
+    def answered(self) -> int:
+        """Texts whose question got a usable reply."""
+        return self.true_positives + self.false_negatives + self.true_negatives + self.false_positives
+
+    @property
     def balanced_accuracy(self) -> float | None:
         """Mean of the accuracy on active and on silent texts: 0.5 is chance; None unless both kinds were answered."""
         active = self.true_positives + self.false_negatives

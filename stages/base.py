@@ -6,7 +6,7 @@ A `TableStage` maps tables to a table; a `RowStage` does slow work for each row.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
@@ -181,6 +181,11 @@ class RowStage(Stage[ConfigT]):
     def window(self) -> int:
         """Rows that go together with an engine inside the process. Fixed, because batches decide the last digit."""
         return 128
+
+    @property
+    def asks(self) -> Collection[str]:
+        """The engines that rows ask. One that only helps (its tokenizer cuts texts) must not decide how rows go out."""
+        return self.engine_configs().keys()
 
     async def open(self, inputs: Mapping[str, StageOutput], context: StageContext) -> None:
         """Read what every row needs (other inputs); called once before the first row."""

@@ -60,9 +60,8 @@ class _Runner:
         self._owed_in_a_row = 0
         self._answered = 0
         self._error: Exception | None = None
-        self._engines = Engines(
-            {name: context.engines.get(config) for name, config in stage.engine_configs().items()}, context.meter
-        )
+        asked = {name: config for name, config in stage.engine_configs().items() if name in stage.asks}
+        self._engines = Engines({name: context.engines.get(config) for name, config in asked.items()}, context.meter)
 
     async def run(self) -> None:
         if self._finished:

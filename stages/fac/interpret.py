@@ -6,7 +6,7 @@ rejected with that reason. Detection and fuzzing say how well the explanation pr
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
@@ -25,11 +25,14 @@ from headwater.stages.fac.own_tokens import OwnTokens
 from headwater.stages.fac.space_artifact import missing_facts, open_space
 
 if TYPE_CHECKING:
-    from headwater.sae.interpret import Question
+    from headwater.sae.interpret import DetectionScore, Question
     from headwater.sae.spans import Span
 
-_CALLS_PER_FEATURE = 3
-_SCORING_CALLS_PER_FEATURE = 6
+INTERPRETED_SCHEMA = pa.schema([*MISSING_SCHEMA, pa.field("unanswered", pa.int32())])
+"""`unanswered` counts the texts of detection and fuzzing that got no readable answer; they count neither way."""
+
+_TOKENS_IN, _TOKENS_OUT = 500, 120
+"""Per call, for the forecast."""
 
 
 class InterpretSettings(StageConfig):
@@ -55,11 +58,13 @@ class InterpretConfig(StageConfig):
     max_tokens: int = Field(256, ge=1)
     roles: tuple[Literal["system", "user", "assistant"], ...] = ("user",)
     concurrency: int = Knob(32, ge=1)
+    expected_features: int = Knob(60, ge=1)
+    """For the forecast: how many features will be chosen at most."""
 
 
 class Interpret(RowStage[InterpretConfig]):
     name: ClassVar[str] = "interpret"
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = 2
     inputs: ClassVar[Mapping[str, Sequence[str]]] = {
         "rows": ("id", "feature", "chosen", "spans"),
         "anchor": ("id", "text", "messages"),
@@ -69,7 +74,7 @@ class Interpret(RowStage[InterpretConfig]):
 
     @property
     def output(self) -> pa.Schema:
-        return MISSING_SCHEMA
+        return INTERPRETED_SCHEMA
 
     @property
     def may_be_empty(self) -> bool:
@@ -77,16 +82,30 @@ class Interpret(RowStage[InterpretConfig]):
 
     @property
     def concurrency(self) -> int:
-        return self.config.concurrency
+        """Features in flight; each has one call out at a time, and what is begun is lost when the run is killed."""
+        return min(self.config.concurrency, self.config.engine.max_concurrency)
 
     def engine_configs(self) -> Mapping[str, EngineConfig]:
         return {"engine": self.config.engine, "model": self.config.model}
 
+    @property
+    def asks(self) -> Collection[str]:
+        return ("engine",)
+
     def forecast(self, rows: Mapping[str, int]) -> Forecast:
-        per_feature = _CALLS_PER_FEATURE + (_SCORING_CALLS_PER_FEATURE if self.config.settings.score else 0)
-        calls = rows["rows"] * per_feature
+        """As if every feature had all its spans and passed every question: the real bill is no larger."""
+        calls = min(rows["rows"], self.config.expected_features) * self._calls_per_feature()
+        tokens = {"tokens_in": calls * _TOKENS_IN, "tokens_out": calls * _TOKENS_OUT}
         model = self.config.engine.model or self.config.engine.engine
-        return Forecast(rows=rows["rows"], calls=calls, tokens_in=calls * 500, tokens_out=calls * 120, model=model)
+        return Forecast(rows=rows["rows"], calls=calls, **tokens, model=model)
+
+    def _calls_per_feature(self) -> int:
+        from headwater.sae.interpret import TEXTS_PER_QUESTION
+
+        settings = self.config.settings
+        texts = (settings.top_spans + settings.quantile_spans) // 2
+        detection, fuzzing = -(-2 * texts // TEXTS_PER_QUESTION), -(-texts // TEXTS_PER_QUESTION)
+        return 2 + bool(self.config.task) + (detection + fuzzing if settings.score else 0)
 
     async def open(self, inputs: Mapping[str, StageOutput], context: StageContext) -> None:
         from headwater.sae.spans import collect_spans
@@ -108,18 +127,31 @@ class Interpret(RowStage[InterpretConfig]):
         self._sampling = Sampling(temperature=settings.temperature, top_p=1, max_tokens=settings.max_tokens)
 
     async def process(self, row: Row, call: Call) -> Sequence[dict[str, Any]] | Reject:
-        made = {name: value for name, value in row.items() if name != "id"}
+        made = {name: value for name, value in row.items() if name != "id"} | {"unanswered": None}
         if not row["chosen"]:
             return [made]
+        try:
+            judged = await self._judge(row, call)
+        except BadOutput as error:
+            return Reject(row["id"], error.reason, f"feature {row['feature']}: {error.what}", error.raw)
+        return judged if isinstance(judged, Reject) else [made | judged]
+
+    async def _judge(self, row: Row, call: Call) -> dict[str, Any] | Reject:
         from headwater.sae import interpret as ask
         from headwater.sae.interpret_replies import parse_explanation, parse_label
 
         feature = row["feature"]
         explain, score = ask.split_spans(self._spans[feature])
         how: dict[str, Any] = {"run_seed": self._run_seed, "sampling": self._sampling}
-        explanation = parse_explanation((await call.chat(ask.explain_request(feature, explain, **how))).text)
+        reply = await call.chat(ask.explain_request(feature, explain, **how))
+        explanation = parse_explanation(reply.text)
         if explanation is None:
-            return Reject(row["id"], "cannot_tell", f"the judge found nothing that feature {feature}'s spans share")
+            return Reject(
+                row["id"],
+                "cannot_tell",
+                f"feature {feature}: its spans share nothing that the judge can name",
+                reply.text,
+            )
         reply = await call.chat(ask.verify_request(feature, explanation, explain, **how))
         verified = parse_label(reply.text)
         if not verified.holds:
@@ -130,35 +162,40 @@ class Interpret(RowStage[InterpretConfig]):
             relevance = parse_label(reply.text)
             if not relevance.holds:
                 return Reject(row["id"], "irrelevant", f"feature {feature}: {explanation}", reply.text)
-        made |= {
+        return {
             "explanation": explanation,
             "verified": verified.value,
             "relevance": relevance.value if relevance else None,
             **(await self._scores(feature, explanation, score, call, how) if self.config.settings.score else {}),
         }
-        return [made]
 
     async def _scores(
         self, feature: int, explanation: str, active: list[Span], call: Call, how: Mapping[str, Any]
-    ) -> dict[str, float | None]:
+    ) -> dict[str, Any]:
         """Balanced accuracy of detection and of fuzzing, on spans that the explanation was not made from."""
         from headwater.sae import interpret as ask
         from headwater.sae.spans import contrast
 
         rng = np.random.default_rng(derive_seed(self._run_seed, self.name, feature))
         active, silent = contrast(self._anchor, feature, active, self._tokens.of, rng=rng)
-        scores: dict[str, float | None] = {"detection": None, "fuzzing": None}
-        try:
-            detection = ask.detection_questions(feature, explanation, active, silent, **how)
-            scores["detection"] = await _answered(detection, call)
-            fuzzing = ask.fuzzing_questions(feature, explanation, active, **how)
-            scores["fuzzing"] = await _answered(fuzzing, call)
-        except ConfigError:
-            pass  # too few spans to score with; null says so
-        return scores
+        askers: dict[str, Callable[[], list[Question]]] = {
+            "detection": lambda: ask.detection_questions(feature, explanation, active, silent, **how),
+            "fuzzing": lambda: ask.fuzzing_questions(feature, explanation, active, **how),
+        }
+        made: dict[str, Any] = {"unanswered": 0}
+        for name, questions_of in askers.items():
+            try:
+                questions = questions_of()
+            except ConfigError:
+                made[name] = None  # too few spans to score with
+                continue
+            score = await _answered(questions, call)
+            made["unanswered"] += score.unanswered
+            made[name] = score.balanced_accuracy if score.unanswered <= score.answered else None
+        return made
 
 
-async def _answered(questions: Sequence[Question], call: Call) -> float | None:
+async def _answered(questions: Sequence[Question], call: Call) -> DetectionScore:
     from headwater.sae.interpret import score_answers
     from headwater.sae.interpret_replies import parse_active
 
@@ -168,5 +205,5 @@ async def _answered(questions: Sequence[Question], call: Call) -> float | None:
             reply = await call.chat(question.request)
             answers[question.request.id] = parse_active(reply.text, len(question.truth))
         except BadOutput:
-            continue  # counts as unanswered in the score
-    return score_answers(questions, answers).balanced_accuracy
+            continue  # counts as unanswered
+    return score_answers(questions, answers)
