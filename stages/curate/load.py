@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, ClassVar
 
 import pyarrow as pa
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from headwater.core.errors import ConfigError
 from headwater.core.rows import MESSAGES, Reject, row_id, schema
@@ -20,14 +20,15 @@ from headwater.stages.curate.sources import BadRecord, Record, Source, open_sour
 
 _BATCH_ROWS = 1_000
 _ROLES = {"user": "user", "human": "user", "assistant": "assistant", "gpt": "assistant", "system": "system"}
+_SHOWN_CHARACTERS = 40
 _RAW_CHARACTERS = 2_000
 """How much of an unusable text is kept in the rejects."""
 
 
 class LoadConfig(StageConfig):
-    source: str = Knob(...)
-    """A local file (JSONL, CSV, TSV, Parquet, Arrow, text; also compressed), a folder of them, an fsspec URL, or a Hub
-    id. Its content is fingerprinted, not its name."""
+    source: str = Knob(..., min_length=1)
+    """A local file (JSONL, CSV, TSV, Parquet, Arrow, text; also compressed), a folder or a pattern (`part-*.jsonl`) of
+    them, an fsspec URL, or a Hub id. Its content is fingerprinted, not its name."""
     split: str = "train"
     """Split of a Hub dataset."""
     revision: str | None = None
@@ -52,6 +53,19 @@ class LoadConfig(StageConfig):
     """Licence of the data, for the card."""
     max_reject_share: float = Field(0.0, ge=0, le=1)
     """Share of unusable rows to live with. At 0 the first one is an error that names it."""
+
+    @field_validator("where", mode="before")
+    @classmethod
+    def _numbers_are_text(cls, where: Any) -> Any:
+        """`{class: [2]}` is what one writes for a column of numbers."""
+        if not isinstance(where, Mapping):
+            return where
+        return {
+            column: [str(v) if type(v) in (int, float) else v for v in allowed]
+            if isinstance(allowed, list)
+            else allowed
+            for column, allowed in where.items()
+        }
 
     @model_validator(mode="after")
     def _one_column(self) -> LoadConfig:
@@ -122,29 +136,31 @@ class Load(TableStage[LoadConfig]):
             random.Random(derive_seed(run_seed, "shuffle", source.digest)).shuffle(order)
             records = order
         kept = itertools.islice(records, config.skip, None)
-        matching = ((n, r) for n, r in kept if isinstance(r, BadRecord) or self._matches(r, source))
+        matching = ((n, r) for n, r in kept if isinstance(r, BadRecord) or self._matches(n, r, source))
         return itertools.islice(matching, config.limit)
 
-    def _matches(self, record: Record, source: Source) -> bool:
+    def _matches(self, number: int, record: Record, source: Source) -> bool:
         for column, allowed in self.config.where.items():
             if column not in record:
-                raise _no_column(column, "where", record, source)
+                raise _no_column(column, "where", number, record, source)
             if str(record[column]) not in allowed:
                 return False
         if self.config.column not in record:
-            raise _no_column(self.config.column, "messages" if self.config.messages else "text", record, source)
+            key = "messages" if self.config.messages else "text"
+            raise _no_column(self.config.column, key, number, record, source)
         if self.config.label is not None and self.config.label not in record:
-            raise _no_column(self.config.label, "label", record, source)
+            raise _no_column(self.config.label, "label", number, record, source)
         return True
 
     def _row(self, key: str, number: int, record: Record | BadRecord) -> dict[str, Any] | Reject:
         if isinstance(record, BadRecord):
             return Reject(key, record.reason, record.detail, record.raw[:_RAW_CHARACTERS])
         value = record[self.config.column]
-        chat = _chat(value) if self.config.messages else _single(value)
         where = f"row {number} (counted from 0)"
-        if isinstance(chat, str):
-            return Reject(key, chat, where, str(value)[:_RAW_CHARACTERS])
+        try:
+            chat = _chat(value) if self.config.messages else _single(value)
+        except _Unusable as problem:
+            return Reject(key, problem.reason, f"{where}: {problem.detail}", str(value)[:_RAW_CHARACTERS])
         cleaned = False
         messages = []
         for role, content in chat:
@@ -154,10 +170,12 @@ class Load(TableStage[LoadConfig]):
         text = "\n".join(message["content"] for message in messages if message["role"] == "user")
         length = sum(len(message["content"]) for message in messages)
         if length > self.config.max_characters:
-            detail = f"{where} has {length:,} characters, more than max_characters = {self.config.max_characters:,}"
+            detail = f"{where}: {length:,} characters, more than max_characters = {self.config.max_characters:,}"
             return Reject(key, "too_long", detail, text[:_RAW_CHARACTERS])
         if not text.strip():
-            return Reject(key, "empty_text", where, text)
+            spoken = any(message["role"] == "user" for message in messages)
+            reason, detail = ("empty_text", "nothing but white space") if spoken else ("no_user_turn", "no user speaks")
+            return Reject(key, reason, f"{where}: {detail}", text)
         label = None if self.config.label is None else str(record[self.config.label])
         return {
             "id": key,
@@ -173,37 +191,62 @@ class Load(TableStage[LoadConfig]):
         share = "" if total is None else f"{len(rejects):,} of {total:,} rows are unusable; the first: "
         return ConfigError(
             f"{source.name!r}: {share}{first.reason} in {first.detail}.",
-            todo=f"Mend the data, or raise max_reject_share (now {self.config.max_reject_share:g}) to leave it out.",
+            todo=f"Mend the data, or set max_reject_share (now {self.config.max_reject_share:g}) to the share of rows "
+            "that may be left out.",
         )
 
 
-def _no_column(column: str, key: str, record: Record, source: Source) -> ConfigError:
+def _no_column(column: str, key: str, number: int, record: Record, source: Source) -> ConfigError:
+    there = [str(name) for name in record]
     return ConfigError(
-        f"{source.name!r} has no column {column!r} (the recipe's `{key}`).",
-        todo=f"Its columns: {', '.join(map(str, record))}.",
+        f"{source.name!r} has no column {column!r} (the recipe's `{key}`) in row {number} (counted from 0).",
+        todo=f"The row's columns: {', '.join(there) or 'none'}.",
     )
 
 
-def _single(value: Any) -> list[tuple[str, str]] | str:
+class _Unusable(Exception):  # noqa: N818 - a row that is no data, not a fault
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(reason, detail)
+        self.reason = reason
+        self.detail = detail
+
+
+def _single(value: Any) -> list[tuple[str, str]]:
     if value is None:
-        return "null_text"
+        raise _Unusable("null_text", "the text is null")
     if not isinstance(value, str):
-        return "not_a_string"
+        raise _Unusable("not_a_string", f"the text is {_kind(value)}")
     return [("user", value)]
 
 
-def _chat(value: Any) -> list[tuple[str, str]] | str:
+def _chat(value: Any) -> list[tuple[str, str]]:
     if value is None:
-        return "null_messages"
+        raise _Unusable("null_messages", "the chat is null")
     if not isinstance(value, list) or not value:
-        return "not_a_chat"
-    chat = []
-    for message in value:
-        if not isinstance(message, Mapping):
-            return "not_a_chat"
-        role = _ROLES.get(str(message.get("role", message.get("from"))))
-        content = message.get("content", message.get("value"))
-        if role is None or not isinstance(content, str):
-            return "not_a_chat"
-        chat.append((role, content))
-    return chat
+        what = "empty" if value == [] else _kind(value)
+        raise _Unusable("not_a_chat", f"the chat is {what}, where a list of {{role, content}} belongs")
+    return [_turn(n, message) for n, message in enumerate(value)]
+
+
+def _turn(number: int, message: Any) -> tuple[str, str]:
+    where = f"message {number} of the chat"
+    if not isinstance(message, Mapping):
+        raise _Unusable("not_a_chat", f"{where} is {_kind(message)}, where {{role, content}} belongs")
+    given = message.get("role", message.get("from"))
+    role = _ROLES.get(str(given))
+    if role is None:
+        what = "no role" if given is None else f"the role {str(given)[:_SHOWN_CHARACTERS]!r}"
+        raise _Unusable("unknown_role", f"{where} has {what}; read are {', '.join(_ROLES)}")
+    content = message.get("content", message.get("value"))
+    if not isinstance(content, str):
+        why = (
+            "calls a tool, and tools aren't read" if message.get("tool_calls") else f"has {_kind(content)} for content"
+        )
+        raise _Unusable("not_a_chat", f"{where} {why}")
+    return role, content
+
+
+def _kind(value: Any) -> str:
+    """What JSON calls the value."""
+    named = {type(None): "null", bool: "a boolean", int: "a number", float: "a number", str: "text", list: "a list"}
+    return named.get(type(value), "an object" if isinstance(value, Mapping) else f"of type {type(value).__name__}")

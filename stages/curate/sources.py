@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import csv
 import functools
+import glob
+import gzip
 import hashlib
+import io
+import lzma
 import re
+import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
+from urllib.parse import urlsplit
 
 import orjson
 
-from headwater.core.errors import ConfigError, TransientError
+from headwater.core.errors import ConfigError, HeadwaterError, TransientError
 
 Record = Mapping[str, Any]
 
 _PACKAGE = "package:"
-_HUB_ID = re.compile(r"^[\w.-]+/[\w.-]+$")
+_HUB_ID = re.compile(r"^(?:hf://datasets/)?([\w.-]+/[\w.-]+)/?$")
 _FORMATS = {
     ".jsonl": "jsonl",
     ".ndjson": "jsonl",
@@ -32,6 +38,11 @@ _FORMATS = {
 }
 _COMPRESSED = (".gz", ".zst", ".bz2", ".xz")
 _CHUNK_BYTES = 1 << 20
+_HUB_TIMEOUT_S = 10
+_COMMIT = re.compile(r"^[0-9a-f]{40}$")
+_READ_ERRORS = (OSError, EOFError, ValueError, zlib.error, lzma.LZMAError)
+_REFUSALS = range(400, 408)
+_NO_NETWORK = "Check the network, or give a local file: a run needs no network then."
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,23 +75,46 @@ class Source:
 def open_source(source: str, *, split: str = "train", revision: str | None = None) -> Source:
     """Find `source` and compute its identity.
 
-    `source` is a local file or folder, an fsspec URL, `package:` plus a path inside Headwater, or a Hub id. Raises
-    ConfigError when it is not there or of an unknown format, TransientError when the network is needed and missing.
+    `source` is a local file or folder, a pattern of local files, an fsspec URL, `package:` plus a path inside
+    Headwater, or a Hub id. Raises ConfigError when it is not there or of an unknown format, TransientError when the
+    network is needed and missing.
     """
     if source.startswith(_PACKAGE):
         path = Path(__file__).parent.parent.parent / source.removeprefix(_PACKAGE)
         return _local(path, source)
-    if "://" in source:
-        _format_of(source)
-        return Source(source, _digest((source,)), (source,))
+    hub = _HUB_ID.match(source)
     path = Path(source).expanduser()
+    if hub and not path.exists() and _format_of(source, strict=False) is None:
+        commit = revision if revision and _COMMIT.match(revision) else _hub_revision(hub[1], revision)
+        return Source(hub[1], commit, (), split)
+    if "://" in source:
+        _format_of(_shown(source))
+        return Source(_shown(source), _digest((source,)), (source,))
     if path.exists():
         return _local(path, path.name)
-    if _HUB_ID.match(source) and _format_of(source, strict=False) is None:
-        return Source(source, revision or _hub_revision(source), (), split)
+    if glob.has_magic(source):
+        return _matching(source)
     raise ConfigError(
         f"There is no file {source!r}.", todo="Give a path that exists, an fsspec URL, or a Hub dataset id ORG/NAME."
     )
+
+
+def _shown(file: str) -> str:
+    """A URL without what may be a credential: name and password, query. A local path as it is."""
+    if "://" not in file:
+        return file
+    parts = urlsplit(file)
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment="").geturl()
+
+
+def _matching(pattern: str) -> Source:
+    found = glob.glob(str(Path(pattern).expanduser()))  # noqa: PTH207 - Path.glob takes no absolute pattern
+    files = sorted(file for file in found if Path(file).is_file())
+    if not files:
+        raise ConfigError(f"No file matches {pattern!r}.", todo="Check the pattern, or name one file or its folder.")
+    for file in files:
+        _format_of(Path(file).name)
+    return Source(Path(pattern).name, _digest(tuple(files)), tuple(files))
 
 
 def _local(path: Path, name: str) -> Source:
@@ -92,7 +126,7 @@ def _local(path: Path, name: str) -> Source:
             )
     else:
         if not path.is_file():
-            raise ConfigError(f"There is no file {name!r}.")
+            raise ConfigError(f"There is no file {name!r}.", todo="Give the path of a data file, or of a folder.")
         _format_of(path.name)
         files = [str(path)]
     return Source(name, _digest(tuple(files)), tuple(files))
@@ -126,32 +160,66 @@ def _opened(file: str, compression: str | None = "infer") -> Iterator[IO[bytes]]
     import fsspec
 
     try:
-        with fsspec.open(file, "rb", compression=compression) as handle:
-            yield handle
-    except FileNotFoundError as error:
-        raise ConfigError(f"There is no file {file!r}.") from error
-    except (ValueError, ImportError) as error:
-        if "://" not in file:
+        if compression is not None and _shown(file).lower().endswith(".zst"):
+            with fsspec.open(file, "rb", compression=None) as handle:
+                yield _unpacked_zst(handle)
+        else:
+            with fsspec.open(file, "rb", compression=compression) as handle:
+                yield handle
+    except HeadwaterError:
+        raise
+    except Exception as error:  # the clients of remote file systems have errors of every kind
+        if "://" not in file and not isinstance(error, _READ_ERRORS):
             raise
-        raise ConfigError(
-            f"{file!r} cannot be opened: {error}.", todo="Check the URL's protocol and its package."
-        ) from error
+        raise _unreadable(file, error) from error
+
+
+def _unpacked_zst(handle: IO[bytes]) -> IO[bytes]:
+    """By pyarrow, which is always there; fsspec needs a package of its own for it, and without one reads raw bytes."""
+    import pyarrow as pa
+
+    return io.BufferedReader(pa.CompressedInputStream(handle, "zstd"))
+
+
+def _unreadable(file: str, error: Exception) -> HeadwaterError:
+    name, remote = _shown(file), "://" in file
+    status = getattr(error.__cause__, "status", None)
+    if status in _REFUSALS:
+        return ConfigError(f"{name!r} can't be had: the server answers {status}.", todo="Check the URL.")
+    if isinstance(error, FileNotFoundError) and (not remote or error.__cause__ is None):
+        return ConfigError(f"There is no file {name!r}.", todo="Check the URL." if remote else "Check the path.")
+    if isinstance(error, ImportError | ValueError) and remote:
+        return ConfigError(
+            f"{name!r} cannot be opened: {_line(error, file)}.", todo="Check the URL's protocol and its package."
+        )
+    if not remote or isinstance(error, EOFError | zlib.error | gzip.BadGzipFile | lzma.LZMAError):
+        return ConfigError(
+            f"{name!r} can't be read: {_line(error, file)}.",
+            todo="It is damaged, cut off or not of the kind that its ending says: fetch or write it again.",
+        )
+    return TransientError(f"{name!r} could not be fetched: {_line(error.__cause__ or error, file)}.", todo=_NO_NETWORK)
+
+
+def _line(error: BaseException, file: str) -> str:
+    """What an error of another library says, on one line, without the URL and what it may hold."""
+    text = getattr(error, "strerror", None) or " ".join(str(error).split())
+    return text.replace(file, _shown(file)).rstrip(". ") or type(error).__name__
 
 
 def _file_records(file: str) -> Iterator[Record | BadRecord]:
     kind = _format_of(file)
     with _opened(file) as handle:
         if kind == "jsonl":
-            yield from _jsonl(handle)
+            yield from _jsonl(handle, Path(_shown(file)).name)
         elif kind in ("csv", "tsv"):
-            yield from _delimited(handle, "," if kind == "csv" else "\t")
+            yield from _delimited(handle, "," if kind == "csv" else "\t", Path(_shown(file)).name)
         elif kind == "txt":
             yield from _lines(handle)
         else:
-            yield from _columnar(handle, kind or "", file)
+            yield from _columnar(handle, kind or "", Path(_shown(file)).name)
 
 
-def _jsonl(handle: IO[bytes]) -> Iterator[Record | BadRecord]:
+def _jsonl(handle: IO[bytes], name: str) -> Iterator[Record | BadRecord]:
     first = True
     for number, line in enumerate(handle, 1):
         if not line.strip():
@@ -159,6 +227,11 @@ def _jsonl(handle: IO[bytes]) -> Iterator[Record | BadRecord]:
         if first and line.lstrip().startswith(b"["):
             yield from _json_array(line + handle.read())
             return
+        if first and line.strip() == b"{":
+            raise ConfigError(
+                f"{name!r} is JSON over several lines, and not a list.",
+                todo="Write one object per line (JSONL), or one list of objects.",
+            )
         first = False
         yield _parsed(line, f"line {number}")
 
@@ -188,18 +261,32 @@ def _parsed(line: bytes, where: str) -> Record | BadRecord:
     return value
 
 
-def _delimited(handle: IO[bytes], delimiter: str) -> Iterator[Record | BadRecord]:
+def _delimited(handle: IO[bytes], delimiter: str, name: str) -> Iterator[Record | BadRecord]:
     csv.field_size_limit(1 << 30)
     text = (line.decode("utf-8", "surrogateescape").replace("\x00", "\ufffd") for line in handle)
-    for number, row in enumerate(csv.DictReader(text, delimiter=delimiter), 1):
-        values = "".join(str(value) for value in row.values())
-        if any("\udc80" <= char <= "\udcff" for char in values):
-            raw = values.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
-            yield BadRecord("invalid_utf8", f"row {number} holds a byte that is not UTF-8", raw)
-        elif None in row or None in row.values():
-            yield BadRecord("wrong_field_count", f"row {number} has more or fewer fields than the header", values)
-        else:
-            yield row
+    reader = csv.DictReader(text, delimiter=delimiter)
+    try:
+        if _has_bad_bytes("".join(reader.fieldnames or ())):
+            raise ConfigError(f"{name!r}: its first line, the header, is not UTF-8.", todo="Save the file as UTF-8.")
+        for row in reader:
+            values = "".join(str(value) for value in row.values())
+            where = f"line {reader.line_num}"
+            if _has_bad_bytes(values):
+                raw = values.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+                yield BadRecord("invalid_utf8", f"{where} holds a byte that is not UTF-8", raw)
+            elif None in row or None in row.values():
+                yield BadRecord("wrong_field_count", f"{where} has more or fewer fields than the header", values)
+            else:
+                yield row
+    except csv.Error as error:
+        raise ConfigError(
+            f"{name!r} can't be read as a table: the line after line {reader.line_num}: {_line(error, name)}.",
+            todo="Mend that line.",
+        ) from error
+
+
+def _has_bad_bytes(text: str) -> bool:
+    return any("\udc80" <= char <= "\udcff" for char in text)
 
 
 def _lines(handle: IO[bytes]) -> Iterator[Record | BadRecord]:
@@ -214,7 +301,7 @@ def _lines(handle: IO[bytes]) -> Iterator[Record | BadRecord]:
             )
 
 
-def _columnar(handle: IO[bytes], kind: str, file: str) -> Iterator[Record | BadRecord]:
+def _columnar(handle: IO[bytes], kind: str, name: str) -> Iterator[Record | BadRecord]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -223,8 +310,10 @@ def _columnar(handle: IO[bytes], kind: str, file: str) -> Iterator[Record | BadR
         batches = pq.ParquetFile(handle).iter_batches(batch_size=1_000) if parquet else _arrow_batches(handle)
         for batch in batches:
             yield from batch.to_pylist()
-    except pa.ArrowInvalid as error:
-        raise ConfigError(f"{file!r} is not a readable {kind} file: {error}.", todo="Write it again.") from error
+    except (pa.ArrowException, OSError) as error:
+        raise ConfigError(
+            f"{name!r} is not a readable {kind} file: {_line(error, name)}.", todo="Fetch or write it again."
+        ) from error
 
 
 def _arrow_batches(handle: IO[bytes]) -> Iterator[Any]:
@@ -239,38 +328,40 @@ def _arrow_batches(handle: IO[bytes]) -> Iterator[Any]:
         yield from pa.ipc.open_stream(handle)
 
 
-def _hub_revision(name: str) -> str:
+def _hub_revision(name: str, revision: str | None) -> str:
+    """The commit that `revision` names now; the newest one when it is None."""
     from huggingface_hub import HfApi
-    from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
+    from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError, RevisionNotFoundError
 
+    at = f" at revision {revision}" if revision else ""
     try:
-        return str(HfApi().dataset_info(name).sha)
-    except RepositoryNotFoundError as error:
+        return str(HfApi().dataset_info(name, revision=revision, timeout=_HUB_TIMEOUT_S).sha)
+    except (RepositoryNotFoundError, RevisionNotFoundError) as error:
         raise ConfigError(
-            f"The Hub has no dataset {name!r}.", todo="Check the id, or log in if it is private."
+            f"The Hub has no dataset {name!r}{at}.", todo="Check the id, or log in if it is private."
         ) from error
-    except (HfHubHTTPError, OSError) as error:
+    except HfHubHTTPError as error:
         raise TransientError(
-            f"The Hub could not be asked about {name!r}: {type(error).__name__}.",
-            todo="Check the network, or pin `revision` in the recipe to use the local cache.",
+            f"The Hub could not be asked about {name!r}: {type(error).__name__}.", todo=_NO_NETWORK
         ) from error
     except Exception as error:  # the Hub client's own HTTP library has errors outside these trees
         raise TransientError(
-            f"The Hub could not be reached for {name!r}: {type(error).__name__}.",
-            todo="Check the network, or use a local file.",
+            f"The Hub can't be reached, and the dataset {name!r} is to come from there ({type(error).__name__}).",
+            todo=f"{_NO_NETWORK} There is no local file of that name either.",
         ) from error
 
 
 def _hub_records(name: str, split: str, revision: str) -> Iterator[Record | BadRecord]:
     import datasets
 
+    _hub_revision(name, revision)  # says at once that there is no network, where `datasets` tries for half a minute
     try:
         yield from datasets.load_dataset(name, split=split, revision=revision, streaming=True)
     except (ValueError, datasets.exceptions.DatasetNotFoundError) as error:
         raise ConfigError(
-            f"The Hub dataset {name!r}, split {split!r}: {error}.", todo="Check id, split and config."
+            f"The Hub dataset {name!r}, split {split!r}: {_line(error, name)}.", todo="Check id, split and config."
         ) from error
     except OSError as error:
         raise TransientError(
-            f"The Hub dataset {name!r} could not be read: {error}.", todo="Check the network."
+            f"The Hub dataset {name!r} could not be read: {_line(error, name)}.", todo=_NO_NETWORK
         ) from error

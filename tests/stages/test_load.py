@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import gzip
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +12,7 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
-from headwater.core.errors import ConfigError
+from headwater.core.errors import ConfigError, HeadwaterError
 from headwater.core.store import StageOutput
 from headwater.stages.base import Stage
 from headwater.stages.curate.load import Load, LoadConfig
@@ -31,10 +30,10 @@ def _write(path: Path, kind: str) -> Path:
     rows = [{"text": text, "n": n} for n, text in enumerate(TEXTS)]
     if kind == "jsonl":
         return _jsonl(path.with_suffix(".jsonl"), rows)
-    if kind == "jsonl.gz":
-        target = path.with_suffix(".jsonl.gz")
-        with gzip.open(target, "wt", encoding="utf-8") as file:
-            file.writelines(json.dumps(row) + "\n" for row in rows)
+    if kind in ("jsonl.gz", "jsonl.zst"):
+        target, packing = path.with_suffix(f".{kind}"), "gzip" if kind.endswith("gz") else "zstd"
+        with pa.CompressedOutputStream(str(target), packing) as file:
+            file.write("".join(json.dumps(row) + "\n" for row in rows).encode())
         return target
     if kind == "json":
         target = path.with_suffix(".json")
@@ -61,7 +60,7 @@ def _write(path: Path, kind: str) -> Path:
     return target
 
 
-@pytest.mark.parametrize("kind", ["jsonl", "jsonl.gz", "json", "csv", "txt", "parquet", "arrow"])
+@pytest.mark.parametrize("kind", ["jsonl", "jsonl.gz", "jsonl.zst", "json", "csv", "txt", "parquet", "arrow"])
 def test_every_format_gives_the_same_rows(tmp_path: Path, run: RunStage, kind: str) -> None:
     output = run(Load(LoadConfig(source=str(_write(tmp_path / "data", kind)))))
     rows = output.read()
@@ -129,7 +128,7 @@ def test_invalid_utf8_is_named_in_jsonl_and_csv(tmp_path: Path, run: RunStage) -
     table.write_bytes(b"text,n\nfine,1\ncaf\xe9,2\n")
     with pytest.raises(ConfigError, match="invalid_utf8 in line 2"):
         run(Load(LoadConfig(source=str(jsonl))))
-    with pytest.raises(ConfigError, match="invalid_utf8 in row 2"):
+    with pytest.raises(ConfigError, match="invalid_utf8 in line 3"):
         run(Load(LoadConfig(source=str(table))))
 
 
@@ -193,7 +192,7 @@ def test_an_fsspec_url_is_read_like_a_file(run: RunStage) -> None:
 def test_a_hub_dataset_without_network_says_so(run: RunStage) -> None:
     from headwater.core.errors import TransientError
 
-    with pytest.raises(TransientError, match=r"Hub could not be .*Check the network"):
+    with pytest.raises(TransientError, match=r"Hub can't be reached.*Check the network"):
         run(Load(LoadConfig(source="nobody/no-such-dataset")))
 
 
@@ -204,3 +203,23 @@ def test_real_tweets_load_by_class(run: RunStage) -> None:
     output = run(Load(LoadConfig(source=str(path), text="tweet", label="class", where={"class": ["2"]})))
     assert output.rows == 4163
     assert set(output.read()["label"]) == {"2"}
+
+
+def test_a_pattern_reads_the_files_it_matches_in_the_order_of_their_names(tmp_path: Path, run: RunStage) -> None:
+    for n in (2, 0, 1):
+        _jsonl(tmp_path / f"part-{n}.jsonl", [{"text": f"row {n}"}])
+    _jsonl(tmp_path / "other.jsonl", [{"text": "not asked for"}])
+    rows = run(Load(LoadConfig(source=str(tmp_path / "part-*.jsonl")))).read()
+    assert rows["text"].to_list() == ["row 0", "row 1", "row 2"]
+
+
+def test_numbers_may_be_written_as_numbers_in_where(tmp_path: Path, run: RunStage) -> None:
+    path = _jsonl(tmp_path / "a.jsonl", [{"text": f"row {n}", "class": n % 3} for n in range(6)])
+    where: Any = {"class": [2]}
+    assert run(Load(LoadConfig(source=str(path), where=where))).read()["source_row"].to_list() == [2, 5]
+
+
+def test_a_url_is_named_without_what_may_be_a_credential(run: RunStage) -> None:
+    with pytest.raises(HeadwaterError, match=r"'http://127\.0\.0\.1:9/x\.jsonl' could not be fetched") as caught:
+        run(Load(LoadConfig(source="http://me:geheim@127.0.0.1:9/x.jsonl?token=geheim")))
+    assert "geheim" not in str(caught.value)
