@@ -17,7 +17,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from headwater.core.errors import ConfigError
-from headwater.sae.hints import Hints
+from headwater.sae.hints import Hints, malformed
 from headwater.sae.read_pickled import PICKLED_SUFFIXES, read_pickled
 from headwater.sae.read_release import read_release
 from headwater.sae.read_saelens import read_saelens
@@ -30,6 +30,7 @@ def load_space(
     *,
     sae_id: str = "",
     model: str = "",
+    fallback_model: str = "",
     layer: int | None = None,
     k: int | None = None,
     input_scale: float | None = None,
@@ -37,19 +38,22 @@ def load_space(
 ) -> FeatureSpace:
     """Load the SAE at `source`: a folder, a file, or the name of a sae-lens release.
 
-    What a file doesn't say must be given, and what it says must not be contradicted: `model` is the name of the model,
-    `layer` the 0-based decoder block, `k` the number of features a TopK SAE keeps per token, `input_scale` the factor
-    by which activations were multiplied before the SAE saw them. `sae_id` picks one SAE of a release, or one hookpoint
-    folder of a sparsify run. `allow_pickle` permits `.pt` and `.pth` files.
+    What a file doesn't say must be given, and what it says must not be contradicted: `model` is the name of the model
+    (it alone may replace what a file says), `fallback_model` its name where the file is silent, `layer` the 0-based
+    decoder block, `k` the number of features a TopK SAE keeps per token, `input_scale` the factor by which activations
+    were multiplied before the SAE saw them. `sae_id` picks one SAE of a release, or one hookpoint folder of a sparsify
+    run. `allow_pickle` permits `.pt` and `.pth` files.
 
     Raises ConfigError for anything missing, contradictory, damaged or not supported.
     """
-    hints = Hints(model=model, layer=layer, k=k, input_scale=input_scale)
+    hints = Hints(model=model, fallback_model=fallback_model, layer=layer, k=k, input_scale=input_scale)
     path = Path(source).expanduser()
     if path.is_dir():
-        return _read_folder(path / sae_id if sae_id else path, hints)
+        with malformed(path.name):
+            return _read_folder(path / sae_id if sae_id else path, hints)
     if path.is_file():
-        return _read_file(path, hints, allow_pickle=allow_pickle)
+        with malformed(path.name):
+            return _read_file(path, hints, allow_pickle=allow_pickle)
     if len(path.parts) > 1 or path.suffix in PICKLED_SUFFIXES:
         raise ConfigError(f"There is no file or folder {source}.", todo="Check the path of the SAE.")
     return read_release(str(source), sae_id, hints, allow_pickle=allow_pickle)

@@ -92,6 +92,9 @@ def _space_facts(folder: Path) -> dict[str, Any]:
         )
     if missing := {"model", "layer", "input_scale"} - about.keys():
         raise ConfigError(f"{path} lacks {', '.join(sorted(missing))}.", todo="Train the SAE again.")
+    scale = about["input_scale"]
+    if isinstance(scale, bool) or not isinstance(scale, int | float) or not scale > 0:
+        raise ConfigError(f"{path} says input_scale {scale!r}, which is no positive number.", todo="Fetch it again.")
     return about
 
 

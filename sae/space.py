@@ -176,6 +176,16 @@ class FeatureSpace:
         """The same space with other `facts`."""
         return replace(self, facts=dict(facts))
 
+    def named_for(self, model: str, *, also_known_as: str = "") -> FeatureSpace:
+        """The space of `model`: ConfigError if it was made for another one that isn't `also_known_as`."""
+        if _short_name(self.model) not in {_short_name(model), _short_name(also_known_as)}:
+            raise ConfigError(
+                f"The SAE was made for {self.model}, but the recipe's model is {model}.",
+                todo=f"Use {self.model}, or set made_for: {self.model} beside the SAE's source if both names stand for "
+                "the same weights.",
+            )
+        return replace(self, model=model)
+
     def check_fits(self, *, model: str, layer: int, d_model: int) -> None:
         """Raise ConfigError unless the space reads activations of that size, from that block of that model."""
         if self.d_model != d_model:

@@ -99,6 +99,9 @@ class LoadSaeSettings(StageConfig):
     layer: int | None = Field(None, ge=0)
     k: int | None = Field(None, ge=1)
     input_scale: float | None = Field(None, gt=0)
+    made_for: str = ""
+    """How the SAE's files call the model, where that is another name for the weights of the recipe's model. An SAE that
+    was made for a model of another name is refused without it."""
     allow_pickle: bool = False
     """Permit `.pt` and `.pth` files, read with torch's restricted unpickler."""
 
@@ -136,15 +139,17 @@ class LoadSae(TableStage[LoadSaeConfig]):
         from headwater.sae.load import load_space
 
         config = self.config
+        model = context.engines.get(config.model).identity.model
         space = load_space(
             config.source,
             sae_id=config.sae_id,
-            model=context.engines.get(config.model).identity.model,
+            fallback_model=model,
             layer=config.layer,
             k=config.k,
             input_scale=config.input_scale,
             allow_pickle=config.allow_pickle,
         )
+        space = space.named_for(model, also_known_as=config.made_for)
         space.save(out.artifact(SPACE_FOLDER))
         out.write_rows([_row(space)])
         out.metrics = {

@@ -164,6 +164,31 @@ def test_damaged_files_are_named(weights: dict[str, Tensor], tmp_path: Path) -> 
         load_space(folder)
 
 
+@pytest.mark.parametrize(
+    ("config", "what"),
+    [
+        ({"k": "four"}, "k 'four', which is no whole number"),
+        ({"metadata": "x"}, "isn't laid out as an SAE of its kind"),
+    ],
+)
+def test_a_config_of_another_shape_is_named(
+    weights: dict[str, Tensor], tmp_path: Path, config: dict[str, object], what: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"^mine .*{what}"):
+        load_space(_sae_lens(tmp_path / "mine", weights, **config), layer=4)
+
+
+def test_an_sae_of_another_model_is_refused_unless_the_name_is_said_to_mean_the_same(
+    weights: dict[str, Tensor], tmp_path: Path
+) -> None:
+    space = load_space(_sae_lens(tmp_path / "sae", weights), fallback_model="smollm2-135m")
+    assert space.model == "gpt2", "what a file says is not replaced by the fallback"
+    with pytest.raises(ConfigError, match=r"made for gpt2, but the recipe's model is smollm2-135m.*made_for: gpt2"):
+        space.named_for("smollm2-135m")
+    assert space.named_for("openai-community/GPT2").model == "openai-community/GPT2"
+    assert space.named_for("smollm2-135m", also_known_as="gpt2").model == "smollm2-135m"
+
+
 def _sparsify(run: Path, hookpoint: str, weights: dict[str, Tensor], **config: object) -> Path:
     tensors = {
         "encoder.weight": weights["W_enc"].T,
@@ -288,6 +313,20 @@ def test_a_pickle_that_holds_no_sae_is_refused(tmp_path: Path) -> None:
     torch.save({"optimizer": {}}, tmp_path / "a.pt")
     with pytest.raises(ConfigError, match="neither an FAC checkpoint"):
         load_space(tmp_path / "a.pt", allow_pickle=True)
+
+
+@pytest.mark.parametrize("content", [b"", b"junk", b"junk" * 100])
+def test_a_file_that_is_no_pickle_is_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "a.pth").write_bytes(content)
+    with pytest.raises(ConfigError, match=r"a\.pth can't be read as plain tensors"):
+        load_space(tmp_path / "a.pth", allow_pickle=True)
+
+
+@pytest.mark.parametrize("content", [{"weight": 5, "config": 3}, {"W_enc": 1, "W_dec": 2}])
+def test_a_pickle_with_the_right_names_and_wrong_content_is_refused(tmp_path: Path, content: dict[str, Any]) -> None:
+    torch.save(content, tmp_path / "a.pth")
+    with pytest.raises(ConfigError, match=r"a\.pth isn't laid out as an SAE of its kind"):
+        load_space(tmp_path / "a.pth", allow_pickle=True)
 
 
 @pytest.mark.parametrize("name", ["notes.txt", "weights.safetensors"])
