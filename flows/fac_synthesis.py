@@ -69,13 +69,13 @@ class SaeSection(_Section):
 
 
 class MissingSection(_Section):
-    delta: float | None = None
-    delta_quantile: float = 0.8
+    delta: float | None = Field(None, ge=0)
+    delta_quantile: float = Field(0.8, ge=0, lt=1)
     test: Literal["rate", "set_difference"] = "rate"
-    alpha: float = 0.05
+    alpha: float = Field(0.05, gt=0, lt=0.5)
     control_false_discoveries: bool = False
-    min_support: int = 2
-    limit: int = 60
+    min_support: int = Field(2, ge=1)
+    limit: int = Field(60, ge=1)
 
 
 class JudgeSection(_Section):
@@ -100,10 +100,10 @@ class SynthesisSection(_Section):
     """`list` prefills a numbered list (small models), `instruct` asks in words."""
     engine: EngineConfig = Field(default_factory=EngineConfig)
     sampling: Sampling = Field(default_factory=lambda: Sampling(max_tokens=48, stop=("\n",)))
-    candidates: int = 4
-    generations: int = 4
-    examples: int = 5
-    max_reject_share: float = 0.5
+    candidates: int = Field(4, ge=1)
+    generations: int = Field(4, ge=1)
+    examples: int = Field(5, ge=1)
+    max_reject_share: float = Field(0.5, ge=0, le=1)
 
 
 class ReplySection(_Section):
@@ -112,7 +112,7 @@ class ReplySection(_Section):
     engine: EngineConfig | None = Field(default_factory=EngineConfig)
     system: str = ""
     sampling: Sampling = Field(default_factory=lambda: Sampling(max_tokens=200))
-    max_reject_share: float = 0.5
+    max_reject_share: float = Field(0.5, ge=0, le=1)
 
 
 class DatasetSection(_Section):

@@ -78,6 +78,7 @@ class TransformersEngine(LocalModel):
     @cached_property
     def model(self) -> PreTrainedModel:
         """The model with its language-model head, in eval mode."""
+        from safetensors import SafetensorError
         from transformers import AutoModelForCausalLM
 
         from headwater.llm.allocator import return_large_blocks
@@ -95,7 +96,7 @@ class TransformersEngine(LocalModel):
                     use_safetensors=True,
                     trust_remote_code=self._trust,
                 )
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, SafetensorError) as error:
             raise self._unloadable("model", error) from error
         model = model.to(_device(self._device)).eval()
         use_grouped_attention(model)

@@ -72,11 +72,15 @@ def build(values: Mapping[str, Any], source: str) -> Recipe:
 
 
 def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """`above` over `below`: mappings merge key by key, everything else (lists too) is replaced."""
+    """`above` over `below`: mappings merge key by key, everything else (lists too) is replaced.
+
+    So is a mapping by an empty one: `where: {}` says that nothing is to be left out.
+    """
     merged = dict(below)
     for key, value in above.items():
         under = merged.get(key)
-        merged[key] = merge(under, value) if isinstance(under, Mapping) and isinstance(value, Mapping) else value
+        both = isinstance(under, Mapping) and isinstance(value, Mapping) and value
+        merged[key] = merge(under or {}, value) if both else value
     return merged
 
 
@@ -103,7 +107,7 @@ def _merge_checked(below: Mapping[str, Any], above: Mapping[str, Any], change: s
             todo=f"Write --set {path}{key}=… to replace it.",
         )
     if len(value) != 1:
-        return {**merged, key: merge(below[key], value)}
+        return merge(below, {key: value})
     return {**merged, key: _merge_checked(below[key], value, change, f"{path}{key}.")}
 
 

@@ -18,6 +18,7 @@ from headwater.pipelines.progress import open_display
 from headwater.pipelines.summary import print_summary
 
 if TYPE_CHECKING:
+    from headwater.flows.graph import Graph
     from headwater.flows.recipe import Recipe
 
 _STOPPED = 130
@@ -36,7 +37,7 @@ def run_recipe(
 
     Raises what the run raises; `Stopped` after SIGINT, SIGTERM or a spent budget.
     """
-    recipe.graph()
+    _check_servers(recipe.graph(), workspace)
     run = create_run(workspace, recipe.pipeline, recipe.resolved())
     concerning(run.path)
     display = open_display()
@@ -44,6 +45,15 @@ def run_recipe(
     with display, _stopping(execution):
         state = execute(execution, None if direct else _with_prefect)
     print_summary(execution, state)
+
+
+def _check_servers(graph: Graph, workspace: Workspace) -> None:
+    """Raises ConfigError for an absent key or a wrong address now, not after the hours until its stage is reached."""
+    from headwater.llm.registry import open_engine
+
+    for config in {config for node in graph for config in node.stage.engine_configs().values()}:
+        if config.engine == "openai":
+            open_engine(config, cache=workspace.cache)  # connects when it is first used
 
 
 def _with_prefect(execution: Execution) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import numpy as np
 import polars as pl
@@ -28,7 +28,7 @@ _HISTOGRAM_BINS = 20
 
 
 class CoverageConfig(StageConfig):
-    sweep: tuple[float, ...] = (0.0, 0.25, 0.5, 0.7, 0.8, 0.9, 0.95)
+    sweep: tuple[Annotated[float, Field(ge=0, lt=1)], ...] = (0.0, 0.25, 0.5, 0.7, 0.8, 0.9, 0.95)
     """δ as these quantiles of the anchor's positive activations."""
     draws: int = Field(20, ge=15)
     """Draws of every null; single draws scatter widely."""
