@@ -100,6 +100,8 @@ class _Frame:
         marks = svg.ticks(min([*heights, 0.0]), high or 1.0, 4)
         if unit == "share" and marks[-1] > 1 >= high:
             marks = [mark for mark in marks if mark <= 1] or [0.0, 1.0]
+        if not unit and all(float(height).is_integer() for height in heights):
+            marks = [mark for mark in marks if mark.is_integer()]  # no half of a row
         room = max(svg.text_width(format_tick(mark, unit)) for mark in marks) + 14
         x_marks = [mark for mark in svg.ticks(*x_range, max(width // 85, 3)) if x_range[0] <= mark <= x_range[1]]
         right, bottom = width - _RIGHT, _TOP + _PLOT_HEIGHT

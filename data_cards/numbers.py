@@ -54,6 +54,8 @@ def _share(value: float) -> str:
 
 
 def _seconds(value: float) -> str:
+    if 0 < value < 0.1:
+        return "<0.1 s"
     if value < 60:
         return f"{_plain(value)} s"
     whole = round(value)

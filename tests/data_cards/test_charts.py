@@ -99,6 +99,12 @@ def test_shares_are_held_against_one_hundred_percent() -> None:
     assert ticks[-1] == "100%"
 
 
+def test_an_axis_of_counts_has_no_half_of_a_row() -> None:
+    few = GroupedBars(title="t", categories=("a", "b"), series=(Series(name="n", values=(1, 2)),))
+    ticks = [text.text for text in draw(few).iter("text") if text.get("class") == "tick"]
+    assert ticks == ["0", "1", "2"]
+
+
 def test_histogram_bars_touch_at_their_edges_in_order() -> None:
     chart = Histogram(title="t", edges=(0, 1, 3), series=(Series(name="s", values=(2, 2)),), **AXES)
     narrow, wide = boxes(draw(chart))

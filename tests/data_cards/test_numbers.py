@@ -32,6 +32,7 @@ from headwater.data_cards.numbers import format_number, format_tick
         (1.0, "share", "100%"),
         (0.9999, "share", ">99.9%"),
         (0.0001, "share", "<0.1%"),
+        (0.005, "s", "<0.1 s"),
         (3.25, "s", "3.25 s"),
         (312.4, "s", "5 min 12 s"),
         (7500, "s", "2 h 5 min"),

@@ -195,3 +195,11 @@ def test_a_report_with_nothing_but_its_limits_renders() -> None:
     page = render_report(make_report(headlines=(), sections=(), lineage=(), lead="", subtitle=""))
     assert "What this does not show" in page
     Outline(page)
+
+
+def test_a_long_text_keeps_its_column_wide_enough_to_be_read_on_a_phone() -> None:
+    table = TableBlock(title="t", columns=(Column(title="a"), Column(title="b")), rows=(("short", "word " * 12),))
+    assert re.findall(r"<td( class=\"long\")? data-key=\"(\w+)", page_of(table)) == [
+        ("", "short"),
+        (' class="long"', "word"),
+    ]
