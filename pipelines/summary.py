@@ -10,6 +10,8 @@ import click
 from headwater.pipelines.pace import duration
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from headwater.flows.execute import Execution
 
 _LABEL_WIDTH = 9
@@ -29,9 +31,14 @@ def print_summary(execution: Execution, state: Mapping[str, Any]) -> None:
         *(("rejects", line) for line in _rejects(execution)),
         ("tokens", _tokens(state["meter"])),
         ("cost", _cost(execution, state)),
-        ("load", f"datasets.load_dataset({str(run.path)!r})"),
+        ("load", _load(run.path, state["rows"])),
     ):
         click.echo(f"  {label:<{_LABEL_WIDTH}}{text}")
+
+
+def _load(path: Path, rows: int) -> str:
+    """`datasets` refuses a split without rows ("corresponds to no data") unless it is streamed."""
+    return f"datasets.load_dataset({str(path)!r}{'' if rows else ', streaming=True'})"
 
 
 def _stages(execution: Execution) -> str:
