@@ -92,6 +92,12 @@ def test_a_server_still_starting_dies_with_a_killed_run(
     wait_until(lambda: not is_running(server), seconds=10)
 
 
+def test_two_servers_that_create_one_database_at_once_both_serve(tmp_path: Path) -> None:
+    with local_api(tmp_path) as first, local_api(tmp_path) as second:
+        first.wait_ready()
+        second.wait_ready()
+
+
 @pytest.fixture(scope="module")
 def their_server(root: Path, first_run: subprocess.CompletedProcess[str]) -> Iterator[LocalApi]:
     with local_api(root / "prefect") as api:
