@@ -15,6 +15,8 @@ from headwater.data_cards.card_types import (
     StageUse,
     Table,
 )
+from headwater.flows.fac_report_facts import REASONS
+from headwater.flows.fac_report_judge import relevance_note
 from headwater.stages.emit.dataset import DATASET_SCHEMA
 
 if TYPE_CHECKING:
@@ -29,7 +31,7 @@ _COLUMNS = {
     "feature": "The missing feature that the row was kept for.",
     "activation": "How strongly the user turn fires that feature: the maximum over its tokens.",
     "explanation": "What a judge said the feature stands for; null without a judge.",
-    "fires": "All missing features that the row fires above δ.",
+    "fires": "Those of the features aimed at that the row fires above δ.",
     "engine": "Engine that wrote the user turn.",
     "model": "Model that wrote the user turn.",
     "reply_model": "Model that wrote the assistant's turn; null when there is none.",
@@ -92,9 +94,9 @@ def build_card(recipe: FacSynthesis, run: Run, outputs: Mapping[str, StageOutput
         how=_how(recipe),
         stages=tuple(_stage_use(node, output) for node, output in outputs.items()),
         measures=_measures(coverage),
-        measures_note=relevance_note(recipe),
+        measures_note=relevance_note(recipe, outputs),
         rejects=tuple(
-            RejectCount(stage=node, reason=reason, count=count)
+            RejectCount(stage=node, reason=reason, count=count, meaning=REASONS.get(reason, ""))
             for node, output in outputs.items()
             for reason, count in output.manifest["reasons"].items()
         ),
@@ -124,19 +126,12 @@ def limits(recipe: FacSynthesis) -> tuple[str, ...]:
     return (*own, *LIMITS)
 
 
-def relevance_note(recipe: FacSynthesis) -> str:
-    """Which features count: a judge's, or every live one."""
-    if recipe.judge.engine is None:
-        return "No judge was configured, so every live feature counts as relevant to the task."
-    return "Only features that the judge explained, confirmed and found relevant were synthesised for."
-
-
 def _summary(recipe: FacSynthesis, outputs: Mapping[str, StageOutput]) -> str:
-    missing = outputs["missing"].metrics
+    missing, coverage = outputs["missing"].metrics, outputs["coverage"].metrics
     return (
         f"{outputs['dataset'].rows:,} synthetic rows that fire features of a language model which the anchor dataset "
-        f"fires and the seed dataset lacks: {missing['missing']:,} features were missing, and {missing['chosen']:,} of "
-        "them were aimed at."
+        f"fires and the seed dataset lacks: {missing['missing']:,} features were missing, and {coverage['chosen']:,} "
+        "of them were aimed at."
     )
 
 
@@ -212,10 +207,10 @@ def _measures(coverage: Mapping[str, Any]) -> tuple[Measure, ...]:
 def _models(recipe: FacSynthesis, outputs: Mapping[str, StageOutput]) -> tuple[ModelUse, ...]:
     roles = {
         "features.anchor": "gave the activations",
+        "interpret": "judged the features",
         "texts.1": "wrote the user turns",
         "replies": "wrote the replies",
     }
-    roles["interpret"] = "judged the features"
     used = []
     for node, role in roles.items():
         if node not in outputs:
@@ -226,7 +221,7 @@ def _models(recipe: FacSynthesis, outputs: Mapping[str, StageOutput]) -> tuple[M
             ModelUse(
                 role=role,
                 name=identity["model"],
-                revision=identity["revision"][:16],
+                revision=identity["revision"][:16] or "not reported",
                 licence=licence,
                 engine=identity["engine"],
             )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from headwater.data_cards.blocks import (
@@ -31,8 +31,9 @@ from headwater.data_cards.chart_types import (
     Series,
     Step,
 )
-from headwater.flows.fac_card import limits, relevance_note
-from headwater.flows.fac_report_facts import lineage, share, space_section, stages_section
+from headwater.flows.fac_card import limits
+from headwater.flows.fac_report_facts import REASONS, lineage, share, space_section, stages_section
+from headwater.flows.fac_report_judge import judge_section, relevance_note
 
 if TYPE_CHECKING:
     from headwater.core.store import StageOutput
@@ -40,37 +41,29 @@ if TYPE_CHECKING:
     from headwater.flows.runs import Run
 
 _EXAMPLES = 24
-_REASONS = {
-    "fires_no_missing_feature": "no missing feature reaches δ",
-    "copies_source": "copies an anchor or seed row",
-    "near_duplicate": "near-duplicate of a stronger row",
-    "over_budget": "enough stronger rows fire the same features",
-    "cut_at_length": "cut at the length limit",
-    "empty_reply": "empty reply",
-    "several_lines": "spans several lines",
-    "no_usable_reply": "no usable reply",
-}
 
 
 def build_report(recipe: FacSynthesis, run: Run, outputs: Mapping[str, StageOutput]) -> Report:
     """All numbers come from the outputs' metrics and manifests."""
     coverage, missing = outputs["coverage"].metrics, outputs["missing"].metrics
+    sections = (
+        _coverage_section(outputs, coverage),
+        _examples_section(outputs),
+        _missing_section(outputs, coverage, missing),
+        judge_section(recipe, outputs),
+        _synthesis_section(recipe, outputs),
+        space_section(outputs),
+        stages_section(outputs),
+    )
     return Report(
         title=recipe.title or f"{recipe.pipeline}: what the seed lacks, and rows that fill it",
         subtitle=f"Run {run.path.name} of {recipe.pipeline}",
         lead=_lead(recipe, outputs, coverage, missing),
         headlines=_headlines(outputs, coverage, missing),
         not_shown=limits(recipe),
-        sections=(
-            _coverage_section(outputs, coverage),
-            _missing_section(recipe, outputs, coverage, missing),
-            _synthesis_section(recipe, outputs),
-            _examples_section(outputs),
-            space_section(outputs),
-            stages_section(outputs),
-        ),
+        sections=tuple(section for section in sections if section is not None),
         lineage=lineage(recipe, outputs),
-        command=f"pipeline run {recipe.pipeline}",
+        command=f"pipeline run {recipe.pipeline} -c recipe.yaml",
     )
 
 
@@ -82,16 +75,23 @@ def _lead(
             f"Nothing is missing: the seed ({missing['seed_rows']:,} rows) fires every feature that the anchor "
             f"({missing['anchor_rows']:,} rows) fires at the rate and support asked for."
         )
-    random = coverage.get("random_features") or {}
+    model = outputs["features.anchor"].manifest["models"]["model"]["model"]
+    start = (
+        f"The anchor dataset fires {missing['live_in_anchor']:,} features of {model}; the seed dataset lacks "
+        f"{missing['missing']:,} of them."
+    )
+    note = relevance_note(recipe, outputs)
+    if not outputs["dataset"].rows:
+        return f"{start} {coverage['chosen']:,} were aimed at, and no row was made. {note}"
     sentence = (
-        f"The anchor fires {missing['live_in_anchor']:,} features; {missing['missing']:,} of them are missing from the "
-        f"seed. {missing['chosen']:,} were aimed at, and {share(coverage['chosen_covered'])} of those now fire in at "
-        f"least one of {outputs['dataset'].rows:,} new rows. Of all missing features "
+        f"{start} {coverage['chosen']:,} were aimed at, and {share(coverage['chosen_covered'])} of those now fire in "
+        f"at least one of {outputs['dataset'].rows:,} new rows. Of all missing features "
         f"{share(coverage['missing_covered'])} fire"
     )
+    random = coverage.get("random_features")
     if random:
         sentence += f", against {share(random['mean'])} of equally many random live features"
-    return f"{sentence}. {relevance_note(recipe)}"
+    return f"{sentence}. {note}"
 
 
 def _headlines(
@@ -109,10 +109,10 @@ def _headlines(
             hint=f"of {coverage['chosen']:,} chosen features",
         ),
         Headline(
-            label="FAC after",
+            label="Anchor covered (FAC)",
             value=coverage["after"]["binary"],
             unit="share",
-            hint=f"before: {share(coverage['before']['binary'])}",
+            hint=f"in the seed alone: {share(coverage['before']['binary'])}",
         ),
     )
 
@@ -185,7 +185,7 @@ def _nulls(coverage: Mapping[str, Any]) -> Block:
 
 
 def _missing_section(
-    recipe: FacSynthesis, outputs: Mapping[str, StageOutput], coverage: Mapping[str, Any], missing: Mapping[str, Any]
+    outputs: Mapping[str, StageOutput], coverage: Mapping[str, Any], missing: Mapping[str, Any]
 ) -> Section:
     histogram = coverage["activation_histogram"]
     test = (
@@ -205,28 +205,35 @@ def _missing_section(
             charts=(
                 Histogram(
                     title="How strongly missing features fire",
-                    caption="Per row and feature, activations above 0.",
+                    caption="Per row and feature, activations above 0; the bars of each colour add up to 100%.",
+                    unit="share",
                     edges=tuple(histogram["edges"]),
                     series=(
-                        Series(name="anchor rows", values=tuple(histogram["anchor"]), muted=True),
-                        Series(name="new rows", values=tuple(histogram["new"])),
+                        Series(name="anchor rows", values=_shares(histogram["anchor"]), muted=True),
+                        Series(name="new rows", values=_shares(histogram["new"])),
                     ),
                     x_label="activation",
-                    y_label="row-feature pairs",
+                    y_label="share of pairs of row and feature",
                     references=(Reference(at=histogram["delta"], label="δ"),),
                 ),
             )
         ),
-        _features_table(recipe, outputs),
+        _features_table(outputs),
     ]
     if missing["warnings"]:
         blocks.append(Note(level="warning", title="Read these numbers with care", points=tuple(missing["warnings"])))
     return Section(title="What was missing", blocks=tuple(blocks))
 
 
-def _features_table(recipe: FacSynthesis, outputs: Mapping[str, StageOutput]) -> Block:
-    judged = recipe.judge.engine is not None
-    features = outputs["interpret" if judged else "missing"].read().filter("chosen").sort("p_value", "feature")
+def _shares(counts: Sequence[int]) -> tuple[float | None, ...]:
+    """New rows are few beside the anchor's: as counts they would not be seen."""
+    total = sum(counts)
+    return tuple(count / total if total else None for count in counts)
+
+
+def _features_table(outputs: Mapping[str, StageOutput]) -> Block:
+    has_judge = "interpret" in outputs
+    features = outputs["interpret" if has_judge else "missing"].read().filter("chosen").sort("p_value", "feature")
     served: dict[int, int] = {}
     for fires in outputs["dataset"].read()["fires"].to_list():
         for feature in fires:
@@ -234,25 +241,23 @@ def _features_table(recipe: FacSynthesis, outputs: Mapping[str, StageOutput]) ->
     rows = []
     for row in features.iter_rows(named=True):
         span = row["spans"][0]["text"] if row["spans"] else None
-        meaning = row["explanation"] if judged else span
-        detection = (row["detection"],) if judged else ()
+        meaning = (row["explanation"], span) if has_judge else (span,)
         counts = (row["anchor_support"], row["seed_support"], served.get(row["feature"], 0))
-        rows.append((str(row["feature"]), meaning, *counts, *detection))
-    columns = [
-        Column(title="feature"),
-        Column(title="explanation" if judged else "strongest anchor span, peak marked"),
-        Column(title="anchor rows"),
-        Column(title="seed rows"),
-        Column(title="new rows"),
+        scores = (row["detection"], row["fuzzing"]) if has_judge else ()
+        rows.append((str(row["feature"]), *meaning, *counts, *scores))
+    titles = [
+        "feature",
+        *(["explanation"] if has_judge else []),
+        "strongest anchor text, peak marked",
+        *("anchor rows", "seed rows", "new rows"),
+        *(["detection", "fuzzing"] if has_judge else []),
     ]
-    if judged:
-        columns.append(Column(title="detection", unit="share"))
     return TableBlock(
         title="The features aimed at",
-        caption="Rows that fire the feature above δ.",
-        columns=tuple(columns),
+        caption="Rows: how many of them fire the feature above δ.",
+        columns=tuple(Column(title=title) for title in titles),
         rows=tuple(rows),
-        why_empty="nothing was missing",
+        why_empty="the judge kept none" if has_judge and features.is_empty() else "nothing was missing",
     )
 
 
@@ -279,7 +284,7 @@ def _synthesis_section(recipe: FacSynthesis, outputs: Mapping[str, StageOutput])
         )
     if charts:
         blocks.append(Figures(charts=tuple(charts[:2])))
-    if "prompts.2" in outputs:
+    if "prompts.2" in outputs and outputs["prompts.2"].rows:
         blocks.append(Prose(text=_pairs_sentence(outputs["prompts.2"].metrics)))
     blocks.append(Figures(charts=(_rejects_chart(outputs),)))
     return Section(title="Yield per step", blocks=tuple(blocks))
@@ -303,38 +308,48 @@ _SOURCES = {
 
 def _rejects_chart(outputs: Mapping[str, StageOutput]) -> Bars:
     bars = [
-        Bar(label=_REASONS.get(reason, reason), value=count, hint=node)
+        Bar(label=f"{REASONS.get(reason, reason)} · {node}", value=count)
         for node, output in outputs.items()
         for reason, count in output.manifest["reasons"].items()
     ]
     return Bars(
         title="Rejects by reason",
-        caption="Every rejected row is kept with its reason: pipeline rows RUN --stage STAGE --rejects",
+        caption="Every rejected row is kept with its reason: `pipeline rows RUN --stage STAGE --rejects`",
         bars=tuple(sorted(bars, key=lambda bar: -(bar.value or 0))),
         why_empty="nothing was rejected",
     )
 
 
 def _examples_section(outputs: Mapping[str, StageOutput]) -> Section:
-    rows = outputs["dataset"].read().sort("activation", descending=True).head(_EXAMPLES)
+    dataset = outputs["dataset"].read()
+    # Ids are hashes, so their order is a draw by chance that stays the same. The strongest rows would flatter.
+    rows = dataset.sort("id").head(_EXAMPLES)
     items = []
     for row in rows.iter_rows(named=True):
         user, *rest = row["messages"]
         fields = [("reply", message["content"]) for message in rest]
         if row["explanation"]:
             fields.append(("feature means", row["explanation"]))
+        fires = len(row["fires"])
         items.append(
             Example(
                 text=user["content"],
                 badges=(
-                    f"feature {row['feature']}",
+                    f"for feature {row['feature']}",
                     f"activation {row['activation']:.3g}",
-                    f"fires {len(row['fires'])}",
+                    f"fires {fires} of the features aimed at",
                 ),
                 fields=tuple(fields),
             )
         )
     return Section(
         title="Rows to look at",
-        blocks=(Examples(title="The strongest rows", items=tuple(items), why_empty="no row was made"),),
+        blocks=(
+            Examples(
+                title=f"{rows.height:,} of {dataset.height:,} new rows, drawn by chance" if items else "New rows",
+                caption="All of them: `pipeline rows RUN`" if items else "",
+                items=tuple(items),
+                why_empty="no row was made",
+            ),
+        ),
     )

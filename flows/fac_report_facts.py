@@ -13,6 +13,29 @@ if TYPE_CHECKING:
     from headwater.flows.fac_synthesis import FacSynthesis
 
 
+REASONS = {
+    "fires_no_missing_feature": "no missing feature reaches δ",
+    "copies_source": "copies an anchor or seed row",
+    "near_duplicate": "near-duplicate of a stronger row",
+    "over_budget": "enough stronger rows fire the same features",
+    "cut_at_length": "cut at the length limit",
+    "empty_reply": "empty reply",
+    "error_reply": "an error in place of a reply",
+    "several_lines": "spans several lines",
+    "no_usable_reply": "no usable reply",
+    "cannot_tell": "judge: the texts share nothing",
+    "not_verified": "judge: explanation not confirmed",
+    "irrelevant": "judge: the task does not need it",
+    "no_answer": "judge: no line with the answer",
+    "conflicting_answers": "judge: several answers",
+    "unfinished_reasoning": "judge: reasoning cut off",
+    "echoed_template": "judge: repeats the prompt",
+    "explanation_too_long": "judge: explanation too long",
+    "unknown_label": "judge: verdict is no agreed word",
+}
+"""What a reject's reason code means, for readers."""
+
+
 def space_section(outputs: Mapping[str, StageOutput]) -> Section:
     space = outputs["space"].metrics
     facts = [("width", space["width"], ""), ("hidden size", space["d_model"], "")]
@@ -42,7 +65,7 @@ def stages_section(outputs: Mapping[str, StageOutput]) -> Section:
     for node, output in outputs.items():
         manifest = output.manifest
         counts, meter = manifest["counts"], manifest["meter"]
-        tokens = meter["tokens_in"] + meter["tokens_out"]
+        tokens = meter["tokens_in"] + meter["tokens_out"] or None
         rows.append(
             (
                 node,
@@ -51,7 +74,7 @@ def stages_section(outputs: Mapping[str, StageOutput]) -> Section:
                 counts["rejected"],
                 manifest["seconds"],
                 tokens,
-                meter["dollars"],
+                meter["dollars"] or None,
             )
         )
     return Section(
