@@ -76,6 +76,7 @@ class TrainSae(TableStage[TrainSaeConfig]):
                 progress=lambda step, total, loss: context.progress(step, total, loss=round(loss, 4)),
             )
         sample = chats[:: max(1, len(chats) // _LOSS_ROWS)]
+        context.note(f"trained; measuring on {len(sample):,} texts what the model's predictions lose by it")
         recovered = loss_recovered(engine, sample, space, max_tokens=config.max_tokens, roles=config.roles)
         space.save(out.artifact(SPACE_FOLDER))
         out.write_rows([_row(space)])
