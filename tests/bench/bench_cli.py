@@ -18,6 +18,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+Command = Sequence[str | Path]
 _PIPELINE = Path(sys.executable).with_name("pipeline")
 _RECIPE = """
 flow: fac-synthesis
@@ -39,7 +40,7 @@ def main() -> None:
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         run = _prepare(Path(folder), given.rows)
-        sides = {
+        sides: dict[str, Command] = {
             "bare: import click": [sys.executable, "-c", "import click"],
             "pipeline --help (at most 0.5 s)": [_PIPELINE, "--help"],
             f"reused run, {given.rows:,} rows (at most 2 s)": run,
@@ -54,19 +55,19 @@ def main() -> None:
         print(f"{name:<42} {median:6.2f} s  {median / bare:6.1f} times bare")
 
 
-def _prepare(folder: Path, rows: int) -> Sequence[str | Path]:
+def _prepare(folder: Path, rows: int) -> Command:
     """Run once, so that everything can be reused; returns the command."""
     kinds = ("a letter to", "a recipe for", "a poem about", "a bug in")
     for name, kept in (("anchor", kinds), ("seed", kinds[:2])):
         lines = (json.dumps({"text": f"{kept[n % len(kept)]} number {n}"}) for n in range(rows // 2))
         (folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n", "utf-8")
     (folder / "bench.yaml").write_text(_RECIPE, "utf-8")
-    command = [_PIPELINE, "run", "bench", "-c", "bench.yaml", "--direct", "--workspace", "workspace"]
+    command: Command = [_PIPELINE, "run", "bench", "-c", "bench.yaml", "--direct", "--workspace", "workspace"]
     print(f"first run of {rows:,} rows: {_timed(command, folder):.0f} s")
     return command
 
 
-def _timed(command: Sequence[str | Path], folder: Path) -> float:
+def _timed(command: Command, folder: Path) -> float:
     started = time.perf_counter()
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     if done.returncode:
