@@ -79,6 +79,8 @@ def _intact(folder: Path, memo: Path) -> bool:
 def _publish(source: Path, folder: Path) -> None:
     """Convert under a temporary name and rename, so that a folder of this name is always whole."""
     folder.parent.mkdir(parents=True, exist_ok=True)
+    for killed in folder.parent.glob(f".{folder.name}-*"):  # the lock is ours, so whoever made it is gone
+        shutil.rmtree(killed, ignore_errors=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
         _convert(source, temporary)

@@ -20,6 +20,7 @@ def test_a_damaged_folder_is_converted_again_to_the_same_bytes(smollm_folder: Pa
     damaged = tmp_path / "models" / smollm_folder.name
     shutil.copytree(smollm_folder, damaged)
     (damaged / "config.json").write_text("{}")
+    (tmp_path / "models" / f".{smollm_folder.name}-left-by-a-killed-process").mkdir()
     repaired = embedded.embedded_model_folder(tmp_path)
     assert repaired == damaged
     recorded = json.loads((smollm_folder / "headwater.json").read_text())["files"]
