@@ -15,7 +15,7 @@ from headwater.data_cards.card_types import (
     StageUse,
     Table,
 )
-from headwater.flows.fac_report_facts import REASONS
+from headwater.flows.fac_report_facts import REASONS, loaded_sae, why_no_null
 from headwater.flows.fac_report_judge import relevance_note
 from headwater.stages.emit.dataset import DATASET_SCHEMA
 
@@ -23,12 +23,13 @@ if TYPE_CHECKING:
     from headwater.core.store import StageOutput
     from headwater.flows.fac_synthesis import FacSynthesis
     from headwater.flows.runs import Run
+    from headwater.stages.base import Stage
     from headwater.stages.curate.load import LoadConfig
 
 _COLUMNS = {
     "id": "Hash of the row's origin: stage, parents, sample index.",
     "messages": "The chat: the synthesised user turn and, where replies were asked for, the assistant's.",
-    "feature": "The missing feature that the row was kept for.",
+    "feature": "The feature aimed at that the row was kept for.",
     "activation": "How strongly the user turn fires that feature: the maximum over its tokens.",
     "explanation": "What a judge said the feature stands for; null without a judge.",
     "fires": "Those of the features aimed at that the row fires above δ.",
@@ -41,7 +42,7 @@ _COLUMNS = {
     "parents": "Ids of what the row was made from: generated text, pair, anchor rows shown.",
 }
 
-STAGE_SENTENCES = {
+_STAGE_SENTENCES = {
     "load": "Reads the dataset; unusable rows are named.",
     "sae": "Provides the sparse autoencoder.",
     "clusters": "Clusters the anchor's hidden states (a control).",
@@ -57,12 +58,13 @@ STAGE_SENTENCES = {
     "coverage": "Measures coverage before and after.",
 }
 
-LIMITS = (
+_SAE_LIMIT = (
     "A feature is a direction that one sparse autoencoder found in one model at one layer; another SAE, layer or model "
-    "names other features, and δ has no meaning outside this one.",
-    "Rising coverage shows that the missing features fire, not that a model trained on the rows gets better.",
-    "The same SAE chose the rows and measured them: coverage after is what was optimised, so compare it with the nulls "
-    "beside it.",
+    "names other features, and δ has no meaning outside this one."
+)
+_CLUSTERS_LIMIT = (
+    "A feature is a cluster of one model's hidden states at one layer; other clusters, another layer or model name "
+    "other features, and δ has no meaning outside these."
 )
 
 
@@ -70,6 +72,7 @@ def build_card(recipe: FacSynthesis, run: Run, outputs: Mapping[str, StageOutput
     """Everything on the card is read from the outputs, so a reused run has the same card."""
     dataset = outputs["dataset"]
     coverage = outputs["coverage"].metrics
+    graph = recipe.graph()
     return DatasetCard(
         title=recipe.dataset.name,
         summary=recipe.dataset.description or _summary(recipe, outputs),
@@ -91,8 +94,8 @@ def build_card(recipe: FacSynthesis, run: Run, outputs: Mapping[str, StageOutput
             ),
         ),
         pipeline=recipe.pipeline,
-        how=_how(recipe),
-        stages=tuple(_stage_use(node, output) for node, output in outputs.items()),
+        how=_how(recipe, outputs),
+        stages=tuple(_stage_use(graph[node].stage, node, output) for node, output in outputs.items()),
         measures=_measures(coverage),
         measures_note=relevance_note(recipe, outputs),
         rejects=tuple(
@@ -101,10 +104,7 @@ def build_card(recipe: FacSynthesis, run: Run, outputs: Mapping[str, StageOutput
             for reason, count in output.manifest["reasons"].items()
         ),
         models=_models(recipe, outputs),
-        sources=(
-            _source("anchor", recipe.anchor, outputs["anchor"]),
-            _source("seed", recipe.seed_data, outputs["seed"]),
-        ),
+        sources=_sources(recipe, outputs),
         recipe=run.recipe,
         command=f"pipeline run {recipe.pipeline} -c recipe.yaml",
         limits=limits(recipe),
@@ -123,37 +123,82 @@ def limits(recipe: FacSynthesis) -> tuple[str, ...]:
         )
     if recipe.synthesis.method != "two_step":
         own.append(f"Made with the control `{recipe.synthesis.method}`, not with the method itself.")
-    return (*own, *LIMITS)
+    clusters = recipe.synthesis.method == "dense_clusters"
+    return (
+        *own,
+        _CLUSTERS_LIMIT if clusters else _SAE_LIMIT,
+        "Rising coverage shows that the missing features fire, not that a model trained on the rows gets better.",
+        f"The same {'clusters' if clusters else 'SAE'} chose the rows and measured them: coverage after is what was "
+        "optimised, so compare it with the nulls beside it.",
+    )
+
+
+def aimed_at(recipe: FacSynthesis, coverage: Mapping[str, Any]) -> str:
+    """Follows a sentence that ends with the missing features."""
+    if recipe.synthesis.method == "random_features":
+        return f"As a control, {coverage['chosen']:,} live features that are not missing were aimed at instead"
+    return f"{coverage['chosen']:,} of them were aimed at"
 
 
 def _summary(recipe: FacSynthesis, outputs: Mapping[str, StageOutput]) -> str:
     missing, coverage = outputs["missing"].metrics, outputs["coverage"].metrics
     return (
-        f"{outputs['dataset'].rows:,} synthetic rows that fire features of a language model which the anchor dataset "
-        f"fires and the seed dataset lacks: {missing['missing']:,} features were missing, and {coverage['chosen']:,} "
-        "of them were aimed at."
+        f"{outputs['dataset'].rows:,} synthetic rows, made to fire features of a language model which the anchor "
+        f"dataset fires and the seed dataset lacks: {missing['missing']:,} features were missing. "
+        f"{aimed_at(recipe, coverage)}."
     )
 
 
-def _how(recipe: FacSynthesis) -> str:
-    synthesis, measure = recipe.synthesis, recipe.measure
+def _how(recipe: FacSynthesis, outputs: Mapping[str, StageOutput]) -> str:
+    method = recipe.synthesis.method
+    random = method == "random_features"
     return (
-        f"FAC Synthesis (arXiv 2602.10388), method `{synthesis.method}`. Features are read after block {measure.layer} "
-        f"of `{measure.model.model or measure.model.engine}`, pooled by their maximum over a row's own tokens. For "
-        f"every chosen missing feature the generator wrote {synthesis.candidates} candidates in step one and "
-        f"{synthesis.generations} texts in step two; texts that fire no missing feature, copy a source or repeat one "
-        "another were dropped."
+        f"FAC Synthesis (arXiv 2602.10388), method `{method}`{'' if method == 'two_step' else ' (a control)'}. "
+        f"{_space_sentence(recipe, outputs)} For every chosen {'live' if random else 'missing'} feature"
+        f"{', drawn at random from those that are not missing,' if random else ''} the generator was asked for "
+        f"{_steps_sentence(recipe)} Texts that fire no feature aimed at, copy a source or repeat one another were "
+        "dropped."
     )
 
 
-def _stage_use(node: str, output: StageOutput) -> StageUse:
+def _space_sentence(recipe: FacSynthesis, outputs: Mapping[str, StageOutput]) -> str:
+    """Where the features come from: a control has no SAE, and a loaded one has a name."""
+    measure, space = recipe.measure, outputs["space"].metrics
+    block = f"block {measure.layer} of `{measure.model.model or measure.model.engine}`"
+    if recipe.synthesis.method == "dense_clusters":
+        return (
+            f"In place of an SAE's features stand {space['width']:,} k-means clusters of the anchor's hidden states "
+            f"after {block}, averaged over a row's own tokens; a row fires its nearest cluster alone."
+        )
+    loaded = loaded_sae(recipe, outputs)
+    texts = "the anchor, the seed and a corpus" if "corpus" in outputs else "the anchor and the seed"
+    sae = f"The SAE is {loaded}." if loaded else f"The SAE, of width {space['width']:,}, was trained on {texts}."
+    return f"Features are read after {block}, pooled by their maximum over a row's own tokens. {sae}"
+
+
+def _steps_sentence(recipe: FacSynthesis) -> str:
+    """What step one and two were asked for, and what step two was shown."""
+    synthesis = recipe.synthesis
+    if synthesis.method == "one_step":
+        return f"{synthesis.candidates + synthesis.generations} candidates in step one; there was no step two."
+    steps = f"{synthesis.candidates} candidates in step one and {synthesis.generations} texts in step two."
+    if synthesis.method == "anchor_row":
+        return f"{steps} Step two was shown the anchor's strongest row in place of a contrastive pair."
+    strong = "the feature's own candidates" if synthesis.pair == "own" else "the candidates of all features"
+    weak = "beside the feature's weakest candidate" if synthesis.contrast else "without a weak example"
+    return (
+        f"{steps} Step two was shown the strongest of {strong}, or the anchor's strongest row where none fires the "
+        f"feature, {weak}."
+    )
+
+
+def _stage_use(stage: Stage[Any], node: str, output: StageOutput) -> StageUse:
     manifest = output.manifest
     counts = manifest["counts"]
-    stage = str(manifest["stage"])
     return StageUse(
         name=node,
         version=int(manifest["fingerprint"]["parts"]["version"]),
-        does=STAGE_SENTENCES[stage],
+        does=_STAGE_SENTENCES.get(stage.name) or _first_line(stage),
         attempted=counts["attempted"],
         accepted=counts["accepted"],
         rejected=counts["rejected"],
@@ -161,10 +206,20 @@ def _stage_use(node: str, output: StageOutput) -> StageUse:
     )
 
 
+def _first_line(stage: Stage[Any]) -> str:
+    """What a stage that came later says of itself: the class's own docstring, else its name."""
+    lines = (type(stage).__doc__ or "").strip().splitlines()
+    return lines[0] if lines else stage.name
+
+
 def _measures(coverage: Mapping[str, Any]) -> tuple[Measure, ...]:
     before, after = coverage["before"], coverage["after"]
     random = coverage.get("random_features")
-    against = f"{random['mean']:.0%} for equally many random live features" if random else ""
+    against = (
+        f"{random['mean']:.0%} for equally many random live features"
+        if random
+        else f"not compared with random live features because {why_no_null(coverage)}"
+    )
     return (
         Measure(
             name="FAC",
@@ -192,10 +247,10 @@ def _measures(coverage: Mapping[str, Any]) -> tuple[Measure, ...]:
             before=None,
             after=coverage["missing_covered"],
             unit="share",
-            hint=f"of {coverage['missing']:,} missing; {against}".rstrip("; "),
+            hint=f"of {coverage['missing']:,} missing; {against}",
         ),
         Measure(
-            name="Chosen missing features that the rows fire",
+            name="Features aimed at that the rows fire",
             before=None,
             after=coverage["chosen_covered"],
             unit="share",
@@ -226,7 +281,24 @@ def _models(recipe: FacSynthesis, outputs: Mapping[str, StageOutput]) -> tuple[M
                 engine=identity["engine"],
             )
         )
+    loaded = loaded_sae(recipe, outputs)
+    if loaded:
+        used.append(
+            ModelUse(
+                role="named the features",
+                name=loaded,
+                revision=outputs["space"].content_hash[:16],
+                licence="see the SAE's own card",
+            )
+        )
     return tuple(used)
+
+
+def _sources(recipe: FacSynthesis, outputs: Mapping[str, StageOutput]) -> tuple[Source, ...]:
+    sections = {"anchor": recipe.anchor, "seed": recipe.seed_data, "corpus": recipe.sae.corpus}
+    return tuple(
+        _source(node, section, outputs[node]) for node, section in sections.items() if section and node in outputs
+    )
 
 
 def _source(role: str, section: LoadConfig, output: StageOutput) -> Source:

@@ -31,8 +31,8 @@ from headwater.data_cards.chart_types import (
     Series,
     Step,
 )
-from headwater.flows.fac_card import limits
-from headwater.flows.fac_report_facts import REASONS, lineage, share, space_section, stages_section
+from headwater.flows.fac_card import aimed_at, limits
+from headwater.flows.fac_report_facts import REASONS, lineage, share, space_section, stages_section, why_no_null
 from headwater.flows.fac_report_judge import judge_section, relevance_note
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def build_report(recipe: FacSynthesis, run: Run, outputs: Mapping[str, StageOutp
         _missing_section(outputs, coverage, missing),
         judge_section(recipe, outputs),
         _synthesis_section(recipe, outputs),
-        space_section(outputs),
+        space_section(recipe, outputs),
         stages_section(outputs),
     )
     return Report(
@@ -82,9 +82,9 @@ def _lead(
     )
     note = relevance_note(recipe, outputs)
     if not outputs["dataset"].rows:
-        return f"{start} {coverage['chosen']:,} were aimed at, and no row was made. {note}"
+        return f"{start} {aimed_at(recipe, coverage)}, and no row was made. {note}"
     sentence = (
-        f"{start} {coverage['chosen']:,} were aimed at, and {share(coverage['chosen_covered'])} of those now fire in "
+        f"{start} {aimed_at(recipe, coverage)}, and {share(coverage['chosen_covered'])} of those now fire in "
         f"at least one of {outputs['dataset'].rows:,} new rows. Of all missing features "
         f"{share(coverage['missing_covered'])} fire"
     )
@@ -168,19 +168,22 @@ def _nulls(coverage: Mapping[str, Any]) -> Block:
         rows.append(
             ("Missing features, fired by as many anchor rows of the same lengths", matched["mean"], matched["q95"])
         )
+    caption = (
+        "Random features: what any text fires. Anchor rows of the same number and lengths: what real rows of the kind "
+        "would reach; longer texts fire more features, so lengths are held."
+    )
+    if random and not matched:
+        caption += f" There are no such anchor rows here because {why_no_null(coverage)}."
     return TableBlock(
         title="Beside its nulls",
-        caption=(
-            "Random features: what any text fires. Anchor rows of the same number and lengths: what real rows of the "
-            "kind would reach; longer texts fire more features, so lengths are held."
-        ),
+        caption=caption,
         columns=(
             Column(title="what"),
             Column(title="share (null: mean of the draws)", unit="share"),
             Column(title="95 % of the draws below", unit="share"),
         ),
         rows=tuple(rows),
-        why_empty="nothing was missing or no row was made",
+        why_empty=why_no_null(coverage),
     )
 
 
@@ -269,11 +272,11 @@ def _synthesis_section(recipe: FacSynthesis, outputs: Mapping[str, StageOutput])
         asked = outputs[f"prompts.{number}"].rows
         charts.append(
             Funnel(
-                title=f"Step {'one: candidates' if number == '1' else 'two: from the pair'}",
+                title="Step one: candidates" if number == "1" else f"Step two: from {_shown(recipe)}",
                 steps=(
                     Step(label="asked for", count=asked),
                     Step(label="usable replies", count=step["texts"]),
-                    Step(label="fire a missing feature", count=step["fire_a_missing_feature"]),
+                    Step(label="fire a feature aimed at", count=step["fire_a_missing_feature"]),
                     Step(
                         label="no copy, no near-duplicate",
                         count=step["fire_a_missing_feature"] - step["copies"] - step["near_duplicates"],
@@ -290,9 +293,16 @@ def _synthesis_section(recipe: FacSynthesis, outputs: Mapping[str, StageOutput])
     return Section(title="Yield per step", blocks=tuple(blocks))
 
 
+def _shown(recipe: FacSynthesis) -> str:
+    """What step two was shown."""
+    if recipe.synthesis.method == "anchor_row":
+        return "the anchor's row"
+    return "the pair" if recipe.synthesis.contrast else "the strong example alone"
+
+
 def _pairs_sentence(pairs: Mapping[str, Any]) -> str:
     return (
-        f"The strong example of a pair came from {_SOURCES[pairs['source']]}. The anchor's own row stood in for "
+        f"The strong example came from {_SOURCES[pairs['source']]}. The anchor's own row stood in for "
         f"{share(pairs['fallback_share'])} of the features; with a feature's own candidates alone it would be "
         f"{share(pairs['fallback_share_own'])}, with all features' candidates "
         f"{share(pairs['fallback_share_pooled'])}."

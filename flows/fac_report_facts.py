@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from headwater.data_cards.blocks import Column, Section, TableBlock
 from headwater.data_cards.numbers import format_number
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
 
 REASONS = {
-    "fires_no_missing_feature": "no missing feature reaches δ",
+    "fires_no_missing_feature": "no feature aimed at reaches δ",
     "copies_source": "copies an anchor or seed row",
     "near_duplicate": "near-duplicate of a stronger row",
     "over_budget": "enough stronger rows fire the same features",
@@ -36,23 +37,55 @@ REASONS = {
 """What a reject's reason code means, for readers."""
 
 
-def space_section(outputs: Mapping[str, StageOutput]) -> Section:
+def why_no_null(coverage: Mapping[str, Any]) -> str:
+    """Why a null is not there: the stored reason, as the end of a sentence."""
+    stored = str(coverage.get("why_not") or "").strip().rstrip(".")
+    if stored:
+        return stored[0].lower() + stored[1:]
+    return "nothing was missing" if not coverage["missing"] else "no row was made"
+
+
+def loaded_sae(recipe: FacSynthesis, outputs: Mapping[str, StageOutput]) -> str | None:
+    """Name, width and place of an SAE that somebody else trained; None when the run made its own feature space.
+
+    Of a path only the end: the rest tells of one machine.
+    """
+    load = recipe.sae.load
+    if load is None or outputs["space"].metrics["source"] != "loaded":
+        return None
+    source = Path(load.source)
+    name = "/".join(filter(None, (source.name or source.resolve().name, load.sae_id)))
+    made = outputs["space"].read().row(0, named=True)
+    return f"{name} (width {made['width']:,}, layer {made['layer']} of {made['model']})"
+
+
+def space_section(recipe: FacSynthesis, outputs: Mapping[str, StageOutput]) -> Section:
     space = outputs["space"].metrics
+    loaded = loaded_sae(recipe, outputs)
     facts = [("width", space["width"], ""), ("hidden size", space["d_model"], "")]
+    if loaded:
+        facts.insert(0, ("loaded", loaded, ""))
     if space["source"] == "trained":
-        recovered = space["loss_recovered"]
+        facts.append(("tokens trained on", space["train_tokens"], ""))
+    if "loss_recovered" in space:
+        # Whose texts each figure was measured on: held out, trained on, or the anchor's when others trained the SAE.
+        held, seen, mixed = (
+            ("held out", "on texts trained on", "mostly on texts trained on")
+            if space["source"] == "trained"
+            else ("on the anchor",) * 3
+        )
+        recovered = space["loss_recovered"]["recovered"]
         facts += [
-            ("tokens trained on", space["train_tokens"], ""),
-            ("explained variance, held out", space["explained_variance"], ""),
-            ("features per token (L0), held out", space["l0"], ""),
-            ("dead features", space["dead_share"], "share"),
-            ("loss recovered (1: the model predicts as well as without the SAE)", recovered["recovered"], ""),
+            (f"explained variance, {held}", space["explained_variance"], ""),
+            (f"features per token (L0), {held}", space["l0"], ""),
+            (f"dead features, {seen}", space["dead_share"], "share"),
+            (f"loss recovered, {mixed} (1: the model predicts as well as without the SAE)", recovered, ""),
         ]
     return Section(
         title="The feature space",
         blocks=(
             TableBlock(
-                title="Sparse autoencoder",
+                title="Clusters of hidden states" if space["source"] == "clusters" else "Sparse autoencoder",
                 columns=(Column(title="fact"), Column(title="value")),
                 rows=tuple((name, share(value) if unit == "share" else value) for name, value, unit in facts),
             ),
