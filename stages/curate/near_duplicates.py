@@ -1,4 +1,4 @@
-"""Near-duplicate texts and copied passages, in memory: for sets of up to some hundred thousand short texts."""
+"""Near-duplicate texts, in memory: for sets of up to some hundred thousand short texts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from headwater.core.errors import ConfigError
-from headwater.core.text import ngrams, normalise
+from headwater.core.text import normalise
 
 if TYPE_CHECKING:
     from datatrove.pipeline.dedup.minhash import MinhashDedupSignature
@@ -57,19 +57,6 @@ def near_duplicates(
             for bucket in buckets:
                 kept.setdefault(bucket, []).append(index)
     return originals
-
-
-def copied_ngrams(text: str, reference: set[tuple[str, ...]], n: int = 8) -> set[tuple[str, ...]]:
-    """The word n-grams of `text` that `reference` holds too; a text that shares any is a copy.
-
-    Build the reference with `reference_ngrams`, with the same n.
-    """
-    return ngrams(text, n) & reference
-
-
-def reference_ngrams(texts: Sequence[str], n: int = 8) -> set[tuple[str, ...]]:
-    """All word n-grams of `texts`."""
-    return {gram for text in texts for gram in ngrams(text, n)}
 
 
 _UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
