@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -61,6 +61,11 @@ class Price(BaseModel):
         return paid / _TOKENS_PER_PRICE
 
 
+def find_price(prices: Mapping[str, Price], names: Iterable[str]) -> Price | None:
+    """The price of a model that has several names: that of the first one with a price."""
+    return next((prices[name] for name in names if name in prices), None)
+
+
 class Meter:
     """Adds up readings from any thread and stops the run once a limit is passed.
 
@@ -81,12 +86,15 @@ class Meter:
         self._total = Reading()
         self.unpriced: set[str] = set()
 
-    def price(self, model: str, tokens_in: int, tokens_cached: int, tokens_out: int) -> float:
-        """Dollars of one call to `model`."""
-        if model not in self._prices:
+    def price(
+        self, model: str, tokens_in: int, tokens_cached: int, tokens_out: int, *, names: Iterable[str] = ()
+    ) -> float:
+        """Dollars of one call to `model`, which a recipe may also call by one of `names`."""
+        price = find_price(self._prices, (*names, model))
+        if price is None:
             self.unpriced.add(model)
             return 0.0
-        return self._prices[model].dollars(tokens_in, tokens_cached, tokens_out)
+        return price.dollars(tokens_in, tokens_cached, tokens_out)
 
     def add(self, reading: Reading) -> None:
         with self._lock:

@@ -19,6 +19,7 @@ from headwater.flows.graph import Graph, Node
 from headwater.flows.rates import Rate, Rates
 from headwater.flows.recipe import Recipe
 from headwater.flows.runs import Run, link_dataset, write_atomically
+from headwater.llm.registry import price_names
 from headwater.stages.base import StageContext
 from headwater.stages.engines import EnginePool
 from headwater.stages.run import StageResult, find_output, reused, run_stage
@@ -103,7 +104,7 @@ class Execution:
     def _measure(self, node: Node, result: StageResult, tokens_out: int, seconds: float) -> None:
         """Keep how fast the stage was. A resumed stage attempted some rows earlier: then rows per second would lie."""
         configs = list(node.stage.engine_configs().values())
-        model = (configs[0].model or configs[0].engine) if configs else ""
+        model = price_names(configs[0])[0] if configs else ""
         resumed = result.output.manifest["meter"]["tokens_out"] > tokens_out
         made = {**{name: found.output.rows for name, found in self.results.items()}, node.name: result.output.rows}
         rows = 0 if resumed else node.size(made)

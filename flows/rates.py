@@ -3,16 +3,35 @@
 from __future__ import annotations
 
 import json
+import math
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from headwater.core.store import Workspace
 from headwater.flows.runs import write_atomically
-from headwater.stages.base import Forecast
+from headwater.llm.registry import EMBEDDED, ENGINES, EngineConfig
+from headwater.stages.base import Forecast, RowStage, Stage
 
 _MIN_SECONDS = 0.05
 """Below this a measurement says more about the clock than about the stage."""
+
+# Rough rates for a workspace where nothing was measured yet; those of the embedded model are of one CPU core.
+_WRITTEN_PER_CORE = 80.0
+"""Tokens per second in full batches."""
+_READ_PER_CORE = 1_000.0
+"""Tokens per second."""
+_TOKENS_PER_ROW = 40
+"""Read by a stage that forecasts none."""
+_CORE_SECONDS = {"sae": 100.0}
+"""What a stage computes besides reading its rows, by its name."""
+_MOST_CORES = 16
+"""More of them hardly help a model that small."""
+_CALL_SECONDS = 2.0
+"""Of a call to a server."""
+_ROWS_PER_SECOND = 2_000.0
+"""Of a stage that uses no model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +78,31 @@ class Rates:
             rate = own.tokens_out / own.seconds if own and own.tokens_out else self.tokens_per_second(forecast.model)
             return forecast.tokens_out / rate if rate else None
         return rows * own.seconds / own.rows if own and own.rows else None
+
+
+def rough_seconds(stage: Stage[Any], forecast: Forecast, rows: int) -> float | None:
+    """A guess at the seconds of a stage of which nothing was measured; its order of magnitude is what may be right.
+
+    None for a model in this process that isn't the embedded one: its size and what runs it make all the difference.
+    """
+    engines = stage.engine_configs()
+    asked = [engines[name] for name in engines if not isinstance(stage, RowStage) or name in stage.asks]
+    if not asked:
+        return rows / _ROWS_PER_SECOND
+    config = asked[0]
+    if not ENGINES[config.engine].local:
+        at_once = min(config.max_concurrency, stage.concurrency if isinstance(stage, RowStage) else 1)
+        return math.ceil(forecast.calls / at_once) * _CALL_SECONDS
+    if config.engine != EMBEDDED:
+        return None
+    written = forecast.tokens_out / _WRITTEN_PER_CORE
+    read = 0.0 if written else (forecast.tokens_in or rows * _TOKENS_PER_ROW) / _READ_PER_CORE
+    return (_CORE_SECONDS.get(stage.name, 0.0) + written + read) / _cores(config)
+
+
+def _cores(config: EngineConfig) -> int:
+    there = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(config.threads or there, there, _MOST_CORES)
 
 
 def _key(stage: str, model: str) -> str:

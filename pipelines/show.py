@@ -78,20 +78,18 @@ def _forecast(nodes: Sequence[PlannedNode]) -> Table:
     for planned in nodes:
         forecast = planned.forecast
         calls = [f"{n:,}" if forecast.calls else "" for n in (forecast.calls, forecast.tokens_in, forecast.tokens_out)]
-        seconds = "unknown" if planned.seconds is None else f"{planned.seconds:,.0f}"
+        seconds = "unknown" if planned.seconds is None else f"{'~' * planned.rough}{planned.seconds:,.0f}"
         dollars = "no price" if planned.dollars is None else f"{planned.dollars:,.4f}" if forecast.calls else ""
         table.add_row(planned.node.name, f"{forecast.rows:,}", *calls, seconds, dollars)
     return table
 
 
 def _totals(nodes: Sequence[PlannedNode], rates: Rates) -> list[str]:
-    known = sum(planned.seconds for planned in nodes if planned.seconds is not None)
-    unknown = [planned.node.name for planned in nodes if planned.seconds is None]
     tokens_in = sum(planned.forecast.tokens_in for planned in nodes)
     tokens_out = sum(planned.forecast.tokens_out for planned in nodes)
     calls = sum(planned.forecast.calls for planned in nodes)
     lines = [f"In all: {calls:,} calls, {tokens_in:,} tokens in, {tokens_out:,} tokens out."]
-    lines.append(_time(known, unknown, len(nodes)))
+    lines.append(_time(nodes))
     lines.append(_money(nodes))
     for model in sorted({planned.forecast.model for planned in nodes if planned.forecast.calls}):
         rate = rates.tokens_per_second(model)
@@ -100,11 +98,25 @@ def _totals(nodes: Sequence[PlannedNode], rates: Rates) -> list[str]:
     return lines
 
 
-def _time(known: float, unknown: Sequence[str], nodes: int) -> str:
-    if len(unknown) == nodes:
+def _time(nodes: Sequence[PlannedNode]) -> str:
+    known = sum(planned.seconds for planned in nodes if planned.seconds is not None)
+    unknown = [planned.node.name for planned in nodes if planned.seconds is None]
+    rough = [planned.node.name for planned in nodes if planned.rough]
+    if len(unknown) == len(nodes):
         return "Time: unknown; nothing comparable was measured in this workspace yet."
-    text = f"Time: about {duration(known)}"
+    text = f"Time: about {_roughly(known) if rough else duration(known)}"
+    if len(rough) + len(unknown) == len(nodes):
+        text += " (rough: nothing was measured here yet)"
+    elif rough:
+        text += f" (rough: not measured here yet: {', '.join(rough)})"
     return f"{text}, without {', '.join(unknown)} (not measured here yet)." if unknown else f"{text}."
+
+
+def _roughly(seconds: float) -> str:
+    """`1 s`, `40 s`, `4 min`, `3 h`: no more digits than a guess has."""
+    if seconds < 60:
+        return f"{max(1, round(seconds))} s"
+    return f"{round(seconds / 60)} min" if seconds < 90 * 60 else f"{round(seconds / 3600)} h"
 
 
 def _money(nodes: Sequence[PlannedNode]) -> str:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from headwater.llm.registry import ENGINES
 from headwater.pipelines.pace import duration
 
 if TYPE_CHECKING:
@@ -86,9 +87,10 @@ def _cost(execution: Execution, state: Mapping[str, Any]) -> str:
 
 def _served_models(execution: Execution) -> set[str]:
     """Models that answered from a server. One that runs in this process costs nothing per token."""
+    served = {name for name, kind in ENGINES.items() if not kind.local}
     return {
         identity["model"]
         for result in execution.results.values()
         for identity in result.output.manifest["models"].values()
-        if identity["engine"] == "openai"
+        if identity["engine"] in served
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from headwater.core.errors import BadOutput, HeadwaterError, TransientError
 from headwater.core.meter import Meter, Reading
@@ -17,10 +17,14 @@ _Key = tuple[str, str]
 
 
 class Engines:
-    """The engines of one stage by the names it calls them, with the meter that counts what they are asked."""
+    """The engines of one stage by the names it calls them, with the meter that counts what they are asked.
 
-    def __init__(self, engines: Mapping[str, Engine], meter: Meter) -> None:
+    `prices` holds the names under which the recipe may have priced each of them.
+    """
+
+    def __init__(self, engines: Mapping[str, Engine], meter: Meter, prices: Mapping[str, Sequence[str]]) -> None:
         self._engines = engines
+        self._prices = prices
         self._models = {name: engine.identity.model for name, engine in engines.items()}
         self._meter = meter
 
@@ -34,7 +38,8 @@ class Engines:
 
     def read(self, name: str, tokens: tuple[int, int, int], seconds: float) -> Reading:
         """Meter one call to the engine `name`; `tokens` are those in, cached and out."""
-        reading = Reading(1, *tokens, seconds, self._meter.price(self._models[name], *tokens))
+        dollars = self._meter.price(self._models[name], *tokens, names=self._prices[name])
+        reading = Reading(1, *tokens, seconds, dollars)
         self._meter.add(reading)
         return reading
 

@@ -66,6 +66,12 @@ class EnginePool:
                 self._tell("converting the embedded model, once per workspace: about half a minute")
         return local_identity(config, cache=self._cache)
 
+    def price_names(self, config: EngineConfig) -> tuple[str, ...]:
+        """The names under which a recipe may price the engine."""
+        from headwater.llm.registry import price_names
+
+        return price_names(config)
+
     async def aclose_remote(self) -> None:
         """Close this thread's engines outside the process: their event loop is ending."""
         with self._lock:

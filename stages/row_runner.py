@@ -61,7 +61,9 @@ class _Runner:
         self._answered = 0
         self._error: Exception | None = None
         asked = {name: config for name, config in stage.engine_configs().items() if name in stage.asks}
-        self._engines = Engines({name: context.engines.get(config) for name, config in asked.items()}, context.meter)
+        engines = {name: context.engines.get(config) for name, config in asked.items()}
+        prices = {name: context.engines.price_names(config) for name, config in asked.items()}
+        self._engines = Engines(engines, context.meter, prices)
 
     async def run(self) -> None:
         if self._finished:

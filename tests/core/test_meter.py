@@ -35,6 +35,12 @@ def test_a_model_without_a_price_is_free_and_listed() -> None:
     assert meter.unpriced == {"other"}
 
 
+def test_a_price_stands_under_any_name_of_the_model() -> None:
+    meter = Meter({"/models/mine": PRICE})
+    assert meter.price("mine", 1_000_000, 0, 0, names=("/models/mine", "mine")) == 2.0
+    assert not meter.unpriced
+
+
 def test_the_meter_counts_right_from_many_threads() -> None:
     meter = Meter()
 

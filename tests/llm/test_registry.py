@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import AsyncGenerator, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +14,27 @@ from pydantic import ValidationError
 
 from headwater.core.errors import ConfigError
 from headwater.llm import registry
-from headwater.llm.registry import EngineConfig, engine_status, local_identity, open_engine
-from headwater.llm.types import Engine, ScoringEngine
+from headwater.llm.registry import (
+    ENGINES,
+    EngineConfig,
+    EngineKind,
+    EngineStatus,
+    engine_status,
+    local_identity,
+    open_engine,
+    price_names,
+)
+from headwater.llm.types import (
+    ChatOutcome,
+    ChatRequest,
+    Completion,
+    Engine,
+    EngineIdentity,
+    Message,
+    Sampling,
+    ScoringEngine,
+    Usage,
+)
 from headwater.stages.engines import EnginePool
 
 
@@ -50,6 +71,54 @@ def test_a_key_in_the_wrong_place_is_refused_and_not_repeated() -> None:
     with pytest.raises(ValidationError) as caught:
         EngineConfig(engine="openai", api_key="sk-very-secret-key")  # type: ignore[call-arg]
     assert "secret" not in str(caught.value)
+
+
+class Echo:
+    """An engine written as CONTRIBUTING.md says."""
+
+    batched = True
+
+    def __init__(self, model: str) -> None:
+        self.identity = EngineIdentity("echo", model, "1", "", "")
+
+    async def chat(self, requests: Iterable[ChatRequest]) -> AsyncGenerator[ChatOutcome, None]:
+        for request in requests:
+            yield ChatOutcome(request.id, Completion(request.messages[-1].content, Usage(1, 0, 1)))
+
+    async def aclose(self) -> None:
+        pass
+
+
+async def test_an_engine_is_added_by_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    kind = EngineKind(lambda config, cache: Echo(config.model), local=True, needs=(("json", "pip install json"),))
+    monkeypatch.setitem(ENGINES, "echo", kind)
+    config = EngineConfig(engine="echo", model="loud")
+
+    engine = open_engine(config, cache=tmp_path)
+    asked = ChatRequest("r", (Message("user", "Hello?"),), Sampling(), seed=1)
+    assert [outcome.result async for outcome in engine.chat([asked])] == [Completion("Hello?", Usage(1, 0, 1))]
+    assert EnginePool(tmp_path).identity(config)["model"] == "loud"
+    assert price_names(config) == ("loud",)
+    assert engine_status()[-1] == EngineStatus("echo", True)
+
+    monkeypatch.setitem(ENGINES, "echo", replace(kind, needs=(("no_such_package", "pip install it"),)))
+    assert engine_status()[-1] == EngineStatus("echo", False, "no_such_package", "pip install it")
+    with pytest.raises(ConfigError, match="no_such_package"):
+        open_engine(config, cache=tmp_path)
+
+
+def test_the_names_of_a_price_are_the_written_one_and_the_identitys(smollm_folder: Path, tmp_path: Path) -> None:
+    mine = tmp_path / "my-model"
+    mine.symlink_to(smollm_folder)
+    cache = smollm_folder.parents[1]
+    server: dict[str, Any] = {"engine": "openai", "base_url": "http://127.0.0.1:1/v1"}
+
+    for config in (EngineConfig(), EngineConfig(engine="transformers", model=str(mine))):
+        identity = local_identity(config, cache=cache)
+        assert identity is not None
+        assert price_names(config) == (config.model or config.engine, identity.model)
+    assert price_names(EngineConfig(**server, model="/srv/big-model")) == ("/srv/big-model", "big-model")
+    assert price_names(EngineConfig(**server, model="org/big")) == ("org/big",)
 
 
 def test_settings_that_change_no_row_are_marked_as_knobs() -> None:

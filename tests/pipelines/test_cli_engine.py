@@ -92,9 +92,32 @@ def test_a_model_without_a_price_is_named(workspace: Workspace, recipe: Path) ->
     ran = pipeline(workspace.root, "run", "-c", str(recipe), "--direct", "--set", "prices=null", TINY_KEY=KEY)
 
     assert ran.returncode == 2, "null is no mapping of prices"
-    recipe.write_text(recipe.read_text().replace("fake: {input", "another: {input"))
+    recipe.write_text("".join(line for line in recipe.open() if not line.startswith("prices")))
     ran = pipeline(workspace.root, "run", "-c", str(recipe), "--direct", TINY_KEY=KEY)
     assert "not counted: fake (no price in the recipe's `prices`)" in ran.stdout
+
+
+def test_a_price_that_no_engine_goes_by_is_refused_before_anything_runs(workspace: Workspace, recipe: Path) -> None:
+    recipe.write_text(recipe.read_text().replace("fake: {input", "another: {input"))
+    ran = pipeline(workspace.root, "run", "-c", str(recipe), "--direct", TINY_KEY=KEY)
+
+    assert ran.returncode == 2
+    assert "'another', which no engine of the recipe is called" in ran.stderr
+    assert "Names of this recipe's engines: fake." in ran.stderr
+    assert not list(workspace.root.rglob("events.jsonl"))
+
+
+@pytest.mark.parametrize("name", ["/srv/models/fake", "fake"])
+def test_a_budget_binds_whichever_name_of_the_model_has_the_price(
+    workspace: Workspace, recipe: Path, name: str
+) -> None:
+    recipe.write_text(
+        recipe.read_text().replace("model: fake", "model: /srv/models/fake").replace("{fake:", f"{{{name}:")
+    )
+    stopped = pipeline(workspace.root, "run", "-c", str(recipe), "--direct", "--max-cost", "0.05", TINY_KEY=KEY)
+
+    assert stopped.returncode == 130, stopped.stderr
+    assert "spent of at most $0.0500" in stopped.stderr
 
 
 def test_a_spent_budget_stops_with_everything_kept_and_a_higher_one_goes_on(workspace: Workspace, recipe: Path) -> None:

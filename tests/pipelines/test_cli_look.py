@@ -57,7 +57,7 @@ def test_show_prints_recipe_stages_reuse_and_forecast_and_leaves_nothing_behind(
     assert "rows: 6" in text
     assert "count (id, number)" in text, "what square reads of count"
     assert "0 of 3 stages would be reused; the first to be made is count." in text
-    assert "Time: unknown" in text
+    assert "Time: about 1 s (rough: nothing was measured here yet)." in text
     assert not workspace.root.exists()
 
 

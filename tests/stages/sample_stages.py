@@ -206,6 +206,10 @@ class Pool(EnginePool):
     def describe(self, config: Any) -> None:
         """These engines say themselves who they are."""
 
+    def price_names(self, config: Any) -> tuple[str, ...]:
+        """Prices stand under what these engines say that they are."""
+        return ()
+
     def open(self, config: Any) -> Any:
         return self._makers[config]()
 

@@ -22,7 +22,7 @@ from headwater.data_cards.report import Report
 from headwater.flows.graph import Graph, Node
 from headwater.flows.recipe import Recipe
 from headwater.flows.runs import Run
-from headwater.llm.registry import EngineConfig
+from headwater.llm.registry import EngineConfig, price_names
 from headwater.llm.types import ChatRequest, Message, Sampling
 from headwater.stages.base import Call, Forecast, Knob, RowStage, StageConfig, StageContext, TableStage
 
@@ -100,7 +100,7 @@ class Square(RowStage[SquareConfig]):
         n = rows["rows"]
         if self.config.engine is None:
             return Forecast(rows=n)
-        return Forecast(rows=n, calls=n, tokens_in=n * 10, tokens_out=n * 20, model=self.config.engine.model)
+        return Forecast(rows=n, calls=n, tokens_in=n * 10, tokens_out=n * 20, model=price_names(self.config.engine)[0])
 
     async def process(self, row: Row, call: Call) -> Sequence[dict[str, Any]] | Reject:
         number = int(row["number"])
