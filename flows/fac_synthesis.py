@@ -50,7 +50,9 @@ class MeasureSection(_Section):
     """Decoder block whose output is read, counted from 0. The paper takes the middle of the model."""
     mode: Literal["topk", "raw"] = "topk"
     max_tokens: int = Field(256, ge=1)
-    roles: tuple[Literal["system", "user", "assistant"], ...] = ("user",)
+    roles: tuple[Literal["system", "user"], ...] = Field(("user",), min_length=1)
+    """Whose messages of anchor and seed are read. New rows are user turns, which nothing of an assistant's could be
+    compared with."""
 
 
 class SaeSection(_Section):
@@ -92,6 +94,8 @@ class SynthesisSection(_Section):
     """`two_step` is the method. Controls: `one_step` spends both steps' budget on step one; `anchor_row` repeats the
     anchor's strongest row in place of the pair; `random_features` aims at live features that aren't missing;
     `dense_clusters` takes k-means clusters of hidden states for features."""
+    clusters: int = Field(24, ge=2)
+    """How many, for `dense_clusters`. A row fires the one it is in, so with many of them few rows speak for each."""
     pair: Literal["pooled", "own"] = "pooled"
     """Whose candidates the strong example may come from: every feature's, or the feature's own."""
     contrast: bool = True
@@ -166,11 +170,22 @@ class FacSynthesis(Recipe):
         measure, inputs = self.measure, {"anchor": "anchor", "seed": "seed"}
         if self.synthesis.method == "dense_clusters":
             config = ClustersConfig(
-                model=measure.model, layer=measure.layer, max_tokens=measure.max_tokens, roles=measure.roles
+                model=measure.model,
+                layer=measure.layer,
+                max_tokens=measure.max_tokens,
+                roles=measure.roles,
+                clusters=self.synthesis.clusters,
             )
             return [Node("space", Clusters(config), {"anchor": "anchor"})]
         if self.sae.load is not None:
-            return [Node("space", LoadSae(LoadSaeConfig(**self.sae.load.model_dump(), model=measure.model)))]
+            load = LoadSaeConfig(
+                **self.sae.load.model_dump(),
+                model=measure.model,
+                measured_layer=measure.layer,
+                max_tokens=measure.max_tokens,
+                roles=measure.roles,
+            )
+            return [Node("space", LoadSae(load), {"anchor": "anchor"})]
         corpus = []
         if self.sae.corpus is not None:
             corpus, inputs = [Node("corpus", Load(self.sae.corpus))], {**inputs, "corpus": "corpus"}
@@ -194,8 +209,11 @@ class FacSynthesis(Recipe):
     def _missing(self) -> list[Node]:
         measure = self.measure
         cut = {"model": measure.model, "max_tokens": measure.max_tokens, "roles": measure.roles}
+        settings = self.missing.model_dump()
+        if self.synthesis.method == "dense_clusters":
+            settings["delta"] = 0.0  # a row fires its cluster and no other, however near it lies
         config = MissingConfig(
-            **self.missing.model_dump(),
+            **settings,
             **cut,
             random_features=self.synthesis.method == "random_features",
             allow_empty=self.allow_empty,

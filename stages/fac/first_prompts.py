@@ -12,7 +12,7 @@ from pydantic import Field
 from headwater.core.rows import MESSAGES, row_id, schema
 from headwater.core.seeds import derive_seed
 from headwater.core.store import OutputWriter, StageOutput
-from headwater.stages.base import Forecast, StageConfig, StageContext, TableStage
+from headwater.stages.base import Forecast, Knob, StageConfig, StageContext, TableStage
 from headwater.stages.fac.prompts import Style, first_prompt
 
 PROMPT_SCHEMA = schema(feature=pa.int32(), sample=pa.int32(), prompt=MESSAGES, parents=pa.list_(pa.string()))
@@ -25,7 +25,7 @@ class FirstPromptsConfig(StageConfig):
     """Candidates per feature (n)."""
     examples: int = Field(5, ge=1)
     """Anchor rows shown per prompt, the strongest ones."""
-    expected_features: int = Field(60, ge=1)
+    expected_features: int = Knob(60, ge=1)
     """For the forecast: how many features will be chosen at most."""
 
 

@@ -19,7 +19,7 @@ from pydantic import Field
 from headwater.core.rows import row_id
 from headwater.core.seeds import derive_seed
 from headwater.core.store import OutputWriter, StageOutput
-from headwater.stages.base import Forecast, StageConfig, StageContext, TableStage
+from headwater.stages.base import Forecast, Knob, StageConfig, StageContext, TableStage
 from headwater.stages.fac.first_prompts import PROMPT_SCHEMA
 from headwater.stages.fac.prompts import Style, second_prompt
 from headwater.stages.fac.space_artifact import missing_facts
@@ -38,7 +38,7 @@ class PairsConfig(StageConfig):
     """Whether the weak example is shown."""
     examples: int = Field(4, ge=0)
     """Anchor rows shown beside the strong example (style `list`)."""
-    expected_features: int = Field(60, ge=1)
+    expected_features: int = Knob(60, ge=1)
     """For the forecast: how many features will be chosen at most."""
 
 

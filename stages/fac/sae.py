@@ -8,6 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+import numpy as np
 import pyarrow as pa
 from pydantic import Field
 
@@ -23,8 +24,11 @@ from headwater.stages.fac.features import local_engine
 from headwater.stages.fac.space_artifact import SPACE_FOLDER
 
 if TYPE_CHECKING:
+    from headwater.llm.transformers import TransformersEngine
     from headwater.sae.space import FeatureSpace
 
+_QUALITY_ROWS = 300
+"""Anchor rows on which a loaded SAE is measured."""
 _LOSS_ROWS = 24
 """Rows on which the recovered loss is measured: three forward passes each, through the whole model."""
 
@@ -110,6 +114,12 @@ class LoadSaeSettings(StageConfig):
 class LoadSaeConfig(LoadSaeSettings):
     model: EngineConfig
     """The model that the SAE is to be used with."""
+    measured_layer: int = Field(ge=0)
+    """Block whose output is read: the SAE must be one of it."""
+    max_tokens: int = Field(256, ge=1)
+    """As in the features stage."""
+    roles: tuple[Literal["system", "user", "assistant"], ...] = ("user",)
+    """As in the features stage."""
 
 
 class LoadSae(TableStage[LoadSaeConfig]):
@@ -117,7 +127,7 @@ class LoadSae(TableStage[LoadSaeConfig]):
 
     name: ClassVar[str] = "sae"
     version: ClassVar[int] = 1
-    inputs: ClassVar[Mapping[str, Sequence[str]]] = {}
+    inputs: ClassVar[Mapping[str, Sequence[str]]] = {"anchor": ("id", "messages")}
 
     @property
     def output(self) -> pa.Schema:
@@ -151,6 +161,8 @@ class LoadSae(TableStage[LoadSaeConfig]):
             allow_pickle=config.allow_pickle,
         )
         space = space.named_for(model, also_known_as=config.made_for)
+        engine = local_engine(context, config.model)
+        space.check_fits(model=model, layer=config.measured_layer, d_model=engine.model.config.hidden_size)
         space.save(out.artifact(SPACE_FOLDER))
         out.write_rows([_row(space)])
         out.metrics = {
@@ -159,7 +171,23 @@ class LoadSae(TableStage[LoadSaeConfig]):
             "d_model": space.d_model,
             "layer": space.layer,
             "facts": dict(space.facts),
+            **self._quality(space, engine, _chats(inputs["anchor"]), out),
         }
+
+    def _quality(
+        self, space: FeatureSpace, engine: TransformersEngine, chats: list[list[Message]], out: OutputWriter
+    ) -> dict[str, Any]:
+        """What the SAE is worth on the texts at hand; it was trained on others."""
+        from headwater.sae.activations import collect_activations
+        from headwater.sae.metrics import loss_recovered, measure_space
+
+        own: dict[str, Any] = {"max_tokens": self.config.max_tokens, "roles": self.config.roles}
+        with tempfile.TemporaryDirectory(dir=out.artifact("").parent, prefix="activations-") as folder:
+            sample = chats[:: max(1, len(chats) // _QUALITY_ROWS)]
+            tokens = collect_activations(engine, sample, space.layer, Path(folder), **own)
+            quality = measure_space(space, np.array(tokens.tokens))
+        recovered = loss_recovered(engine, chats[:: max(1, len(chats) // _LOSS_ROWS)], space, **own)
+        return {**asdict(quality), "loss_recovered": asdict(recovered) | {"recovered": recovered.recovered}}
 
 
 def _chats(output: StageOutput) -> list[list[Message]]:

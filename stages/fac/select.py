@@ -101,7 +101,7 @@ class Select(TableStage[SelectConfig]):
 
 
 _DETAILS = {
-    "fires_no_missing_feature": "no missing feature reaches δ",
+    "fires_no_missing_feature": "none of the missing features that were aimed at reaches δ",
     "copies_source": "shares a long run of words with a row of the anchor or the seed",
     "near_duplicate": "nearly the same as a row that fires its feature more strongly",
     "over_budget": "enough stronger rows fire the same features",

@@ -171,10 +171,8 @@ def test_another_workspace_gives_the_same_bytes(done: Done, embedded_cache: Path
 
 @pytest.mark.parametrize("method", ["one_step", "anchor_row", "random_features", "dense_clusters"])
 def test_every_control_runs_to_a_dataset(workspace: Workspace, done: Done, method: str, tmp_path: Path) -> None:
-    changes: dict[str, Any] = {"synthesis": {"method": method}, "allow_empty": True}
-    if method == "dense_clusters":
-        changes["missing"] = {"delta_quantile": 0.0, "min_support": 1}
-    result = _execute(workspace, _recipe(tmp_path, **changes))
+    result = _execute(workspace, _recipe(tmp_path, synthesis={"method": method, "clusters": 6}))
+    assert result.outputs["dataset"].rows > 0
     assert ("texts.2" in result.outputs) is (method != "one_step")
     assert result.outputs["coverage"].rows == 2
     if method == "random_features":
@@ -218,6 +216,11 @@ def test_a_loaded_sae_gives_the_same_features_as_the_one_trained(
     values = _recipe(tmp_path) | {"sae": {"load": {"source": str(trained)}}}
     result = _execute(workspace, values)
     assert result.outputs["features.anchor"].content_hash == done.outputs["features.anchor"].content_hash
+    loaded, held_out = result.outputs["space"].metrics, done.outputs["space"].metrics
+    assert loaded["tokens"] == done.outputs["features.anchor"].metrics["tokens"], "measured on the anchor, all of it"
+    assert loaded["explained_variance"] == pytest.approx(held_out["explained_variance"], abs=0.15)
+    assert loaded["l0"] == pytest.approx(12)
+    assert 0.5 < loaded["loss_recovered"]["recovered"] < 1
 
 
 def test_the_manifest_names_models_by_hash_and_no_path_of_this_machine(done: Done) -> None:
