@@ -91,7 +91,7 @@ async def test_concurrency_falls_to_what_the_server_bears_and_rises_again(server
     assert max(settled) <= 16, "twice of what the server bears is the most that additive increase may try"
     assert server.faults["throttle"] < 400, "more refusals than answers is no adaptation"
 
-    server.plan = Plan(latency_s=0.005)
+    server.plan = Plan(latency_s=0.05)  # so slow that the calls in flight show the limit and not the client's speed
     server.reset_peak()
     assert len(await outcomes_of(engine, requests(1500))) == 1500
     await engine.aclose()
