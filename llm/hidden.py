@@ -63,8 +63,8 @@ def stream_hidden(
         _check_context(model, chats, start)
         full = [i for i, chat in enumerate(chats) if chat.token_ids]
         empty = [start + i for i, chat in enumerate(chats) if not chat.token_ids]
-        prefix = _shared_prefix([chats[i] for i in full])
-        past = _prefix_states(model, block, chats[full[0]].token_ids[:prefix], layer) if prefix else None
+        prefix = shared_prefix([chats[i] for i in full])
+        past = prefix_states(model, block, chats[full[0]].token_ids[:prefix], layer) if prefix else None
         skip = prefix if past is not None else 0
         for members in length_batches([len(chats[i].token_ids) - skip for i in full], max_batch_tokens):
             picked = [full[m] for m in members]
@@ -115,14 +115,14 @@ def _check_context(model: PreTrainedModel, chats: Sequence[EncodedChat], start: 
             )
 
 
-def _shared_prefix(chats: Sequence[EncodedChat]) -> int:
+def shared_prefix(chats: Sequence[EncodedChat]) -> int:
     """Leading tokens that all chats share and none owns; 0 when there is nothing to save."""
     if len(chats) < 2:
         return 0
     return min(common_prefix([chat.token_ids for chat in chats]), *(chat.own.index(True) for chat in chats))
 
 
-def _prefix_states(
+def prefix_states(
     model: PreTrainedModel, block: nn.Module, prefix: list[int], layer: int
 ) -> list[tuple[Tensor, Tensor]] | None:
     """Keys and values, (1, heads, prefix, head_dim), of the shared prefix per block; None for other kinds of state.
@@ -141,7 +141,8 @@ def _prefix_states(
     return [(state.keys, state.values) for state in states]
 
 
-def _with_prefix(past: Sequence[tuple[Tensor, Tensor]], batch: int) -> DynamicCache:
+def with_prefix(past: Sequence[tuple[Tensor, Tensor]], batch: int) -> DynamicCache:
+    """The prefix's states as the beginning of `batch` rows; made anew for every forward pass, which adds to it."""
     from transformers.cache_utils import DynamicCache
 
     return DynamicCache([(k.expand(batch, -1, -1, -1), v.expand(batch, -1, -1, -1)) for k, v in past])
@@ -161,7 +162,7 @@ def _forward(
     own = _padded([chat.own[skip:] for chat in chats], model.device).bool()
     inputs: dict[str, Any] = {"input_ids": ids, "use_cache": past is not None}
     if past is not None:
-        inputs["past_key_values"] = _with_prefix(past, len(rows))
+        inputs["past_key_values"] = with_prefix(past, len(rows))
     hidden = run_to_block(model, block, inputs)
     return HiddenBatch(rows, hidden, own, ids, torch.where(own, own.cumsum(1) - 1, -1))
 

@@ -55,12 +55,12 @@ def _batch(model: PreTrainedModel, rows: Sequence[list[int]]) -> list[NDArray[np
     ids = torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows], device=model.device)
     hidden = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
     real = torch.arange(1, longest, device=ids.device) < torch.tensor([[len(row)] for row in rows], device=ids.device)
-    values = _chosen_logprobs(model, hidden[:, :-1][real], ids[:, 1:][real])
+    values = chosen_logprobs(model, hidden[:, :-1][real], ids[:, 1:][real])
     parts: Sequence[Tensor] = values.cpu().split([len(row) - 1 for row in rows])  # type: ignore[no-untyped-call]
     return [part.numpy() for part in parts]
 
 
-def _chosen_logprobs(model: PreTrainedModel, hidden: Tensor, targets: Tensor) -> Tensor:
+def chosen_logprobs(model: PreTrainedModel, hidden: Tensor, targets: Tensor) -> Tensor:
     """(tokens,) float32 from hidden states (tokens, d_model), some tokens at a time."""
     head = model.get_output_embeddings()
     size = max(1, _CHUNK_LOGITS // int(model.config.get_text_config(decoder=True).vocab_size))

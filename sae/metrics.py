@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 
 from headwater.core.errors import ConfigError
 from headwater.llm.batching import length_batches
-from headwater.llm.hidden import decoder_block
+from headwater.llm.hidden import decoder_block, prefix_states, shared_prefix, with_prefix
+from headwater.llm.score import chosen_logprobs
 from headwater.sae.space import FeatureSpace
 
 if TYPE_CHECKING:
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from headwater.llm.transformers import TransformersEngine
     from headwater.llm.types import Message
 
-_LOGIT_TOKENS = 512
-"""Tokens per batch when logits are needed: at a vocabulary of 150,000 they take 300 MB."""
+_BATCH_TOKENS = 1024
+"""Tokens per forward pass."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,20 +104,30 @@ def loss_recovered(
     Only own tokens are patched: the SAE neither saw nor will measure the template's, whose activations are unlike any
     text's and would dominate the result. Raises ConfigError when no own token follows another.
     """
+    model = engine.model
     chats = [chat for chat in engine.chat_format.encode(conversations, roles=roles, max_tokens=max_tokens) if chat.own]
-    block = decoder_block(engine.model, space.layer)
-    space = space.to(engine.model.device)
+    space = space.to(model.device)
+    # Nobody's own tokens come first, and what precedes a patch doesn't feel it: one pass serves all rows and patches.
+    depth = int(model.config.get_text_config(decoder=True).num_hidden_layers)
+    prefix = shared_prefix(chats)
+    last = decoder_block(model, depth - 1)
+    past = prefix_states(model, last, chats[0].token_ids[:prefix], depth - 1) if prefix else None
+    skip = prefix if past is not None else 0
+    block = decoder_block(model, space.layer)
     patches = (None, space.reconstruct, torch.zeros_like)
     sums, count = [0.0] * len(patches), 0
-    for members in length_batches([len(chat.token_ids) for chat in chats], _LOGIT_TOKENS):
-        ids = _padded([chats[member].token_ids for member in members]).to(engine.model.device)
-        own = _padded([chats[member].own for member in members]).to(engine.model.device).bool()
+    for members in length_batches([len(chat.token_ids) - skip for chat in chats], _BATCH_TOKENS):
+        ids = _padded([chats[member].token_ids[skip:] for member in members]).to(model.device)
+        own = _padded([chats[member].own[skip:] for member in members]).to(model.device).bool()
         counted = own[:, 1:] & own[:, :-1]
         count += int(counted.sum())
         for number, patch in enumerate(patches):
+            inputs: dict[str, Any] = {"input_ids": ids, "use_cache": past is not None}
+            if past is not None:
+                inputs["past_key_values"] = with_prefix(past, len(members))
             with _patched(block, own, patch):
-                logits = engine.model(input_ids=ids, use_cache=False).logits[:, :-1][counted]
-            sums[number] += float(cross_entropy(logits.float(), ids[:, 1:][counted], reduction="none").double().sum())
+                hidden = model.base_model(**inputs).last_hidden_state[:, :-1][counted]
+            sums[number] -= float(chosen_logprobs(model, hidden, ids[:, 1:][counted]).double().sum())
     if not count:
         raise ConfigError(
             "No text has two own tokens in a row, so there is no prediction to measure.", todo="Give longer texts."
