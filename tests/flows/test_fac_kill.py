@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ import yaml
 from tiny_cli import environment
 
 from headwater.core.events import read_events
+from headwater.tests.waiting import wait_until
 
 pytest.importorskip("torch", reason="the extra `local` is not installed")
 
@@ -80,7 +81,7 @@ class Pipelines:
         """Start a run, send it a signal so many seconds after `stage` began, and give the exit code."""
         before = set(_runs(root))
         pid = self.start(root, *flags)
-        _wait_until(lambda: _began(set(_runs(root)) - before, stage) or _is_over(pid))
+        wait_until(lambda: _began(set(_runs(root)) - before, stage) or _is_over(pid))
         time.sleep(delay)
         os.kill(pid, number)
         return self.wait(pid)
@@ -172,9 +173,9 @@ def test_stopped_by_ctrl_c_once_or_twice_it_keeps_what_was_finished(
     finished = _finished(root)
     assert "prompts.1" in _lineage(root)
     pid = pipelines.start(root, "--direct")
-    _wait_until(lambda: _began(set(_runs(root)[1:]), "texts.2"))
+    wait_until(lambda: _began(set(_runs(root)[1:]), "texts.2"))
     os.kill(pid, signal.SIGINT)
-    _wait_until(lambda: "once more stops at once" in (_runs(root)[-1] / "events.jsonl").read_text())
+    wait_until(lambda: "once more stops at once" in (_runs(root)[-1] / "events.jsonl").read_text())
     os.kill(pid, signal.SIGINT)
     assert pipelines.wait(pid) == 130
     assert finished.items() <= _finished(root).items()
@@ -254,11 +255,3 @@ def _began(runs: set[Path], stage: str) -> bool:
 
 def _is_over(pid: int) -> bool:
     return "State:\tZ" in Path(f"/proc/{pid}/status").read_text()
-
-
-def _wait_until(condition: Callable[[], object], seconds: float = 120.0) -> None:
-    ends = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > ends:
-            raise TimeoutError("it did not happen in time")
-        time.sleep(0.002)

@@ -7,8 +7,7 @@ import os
 import signal
 import sqlite3
 import subprocess
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.request import Request, urlopen
@@ -17,6 +16,7 @@ import pytest
 from tiny_cli import dataset_bytes, pipeline, start
 
 from headwater.flows.prefect_server import LocalApi, local_api
+from headwater.tests.waiting import wait_until
 
 
 @pytest.fixture(scope="module")
@@ -193,11 +193,3 @@ def is_running(pid: int) -> bool:
         return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
     except (ProcessLookupError, FileNotFoundError):
         return False
-
-
-def wait_until(condition: Callable[[], object], seconds: float = 60.0) -> None:
-    ends = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > ends:
-            raise TimeoutError("it did not happen in time")
-        time.sleep(0.05)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from tiny_cli import dataset_bytes, pipeline, start
 
 from headwater.core.store import Workspace
+from headwater.tests.waiting import wait_until
 
 ROWS = 60
 SLOW = ("--set", "square.wait_s=0.05", "--set", "square.concurrency=2")
@@ -91,7 +91,7 @@ def test_a_second_signal_stops_at_once(workspace: Workspace, recipe: Path, tmp_p
         workspace.root, "run", "-c", str(recipe), "--direct", "--set", "square.wait_s=30",
         "--set", f"square.log={log}", "--set", "square.concurrency=60",
     )  # fmt: skip
-    wait_for(Path(f"{log}.started").exists)
+    wait_until(Path(f"{log}.started").exists)
     time.sleep(0.2)
 
     child.send_signal(signal.SIGTERM)
@@ -164,13 +164,5 @@ def test_a_workspace_that_cannot_be_written_is_an_error_that_names_it(tmp_path: 
     )
 
 
-def wait_for(happened: Callable[[], bool], seconds: float = 60.0) -> None:
-    ends = time.monotonic() + seconds
-    while not happened():
-        if time.monotonic() > ends:
-            raise TimeoutError("it did not happen in time")
-        time.sleep(0.02)
-
-
 def wait_for_rows(log: Path, rows: int) -> None:
-    wait_for(lambda: log.exists() and len(log.read_text().split()) >= rows)
+    wait_until(lambda: log.exists() and len(log.read_text().split()) >= rows)
