@@ -21,7 +21,7 @@ from headwater.llm.types import Message
 from headwater.sae.config import SaeTrainConfig
 from headwater.stages.base import Forecast, Knob, StageConfig, StageContext, TableStage
 from headwater.stages.fac.features import local_engine
-from headwater.stages.fac.space_artifact import SPACE_FOLDER
+from headwater.stages.fac.space_artifact import SPACE_FOLDER, check_fits
 
 if TYPE_CHECKING:
     from headwater.llm.transformers import TransformersEngine
@@ -62,7 +62,6 @@ class TrainSae(TableStage[TrainSaeConfig]):
         return Forecast(rows=1)
 
     def run(self, inputs: Mapping[str, StageOutput], out: OutputWriter, context: StageContext) -> None:
-        from headwater.sae.metrics import loss_recovered
         from headwater.sae.train import collect_activations, train_space
 
         config = self.config
@@ -79,9 +78,8 @@ class TrainSae(TableStage[TrainSaeConfig]):
                 derive_seed(context.run_seed, self.name) % 2**32,
                 progress=lambda step, total, loss: context.progress(step, total, loss=round(loss, 4)),
             )
-        sample = chats[:: max(1, len(chats) // _LOSS_ROWS)]
-        context.note(f"trained; measuring on {len(sample):,} texts what the model's predictions lose by it")
-        recovered = loss_recovered(engine, sample, space, max_tokens=config.max_tokens, roles=config.roles)
+        context.note("trained; measuring what the model's predictions lose by it")
+        recovered = _loss_recovered(engine, chats, space, config)
         space.save(out.artifact(SPACE_FOLDER))
         out.write_rows([_row(space)])
         out.metrics = {
@@ -90,7 +88,7 @@ class TrainSae(TableStage[TrainSaeConfig]):
             "d_model": space.d_model,
             "config": config.train.model_dump(mode="json"),
             **asdict(report),
-            "loss_recovered": asdict(recovered) | {"recovered": recovered.recovered},
+            "loss_recovered": recovered,
         }
 
 
@@ -162,7 +160,7 @@ class LoadSae(TableStage[LoadSaeConfig]):
         )
         space = space.named_for(model, also_known_as=config.made_for)
         engine = local_engine(context, config.model)
-        space.check_fits(model=model, layer=config.measured_layer, d_model=engine.model.config.hidden_size)
+        check_fits(space, engine, config.measured_layer)
         space.save(out.artifact(SPACE_FOLDER))
         out.write_rows([_row(space)])
         out.metrics = {
@@ -179,15 +177,26 @@ class LoadSae(TableStage[LoadSaeConfig]):
     ) -> dict[str, Any]:
         """What the SAE is worth on the texts at hand; it was trained on others."""
         from headwater.sae.activations import collect_activations
-        from headwater.sae.metrics import loss_recovered, measure_space
+        from headwater.sae.metrics import measure_space
 
-        own: dict[str, Any] = {"max_tokens": self.config.max_tokens, "roles": self.config.roles}
+        config = self.config
         with tempfile.TemporaryDirectory(dir=out.artifact("").parent, prefix="activations-") as folder:
             sample = chats[:: max(1, len(chats) // _QUALITY_ROWS)]
-            tokens = collect_activations(engine, sample, space.layer, Path(folder), **own)
+            tokens = collect_activations(
+                engine, sample, space.layer, Path(folder), max_tokens=config.max_tokens, roles=config.roles
+            )
             quality = measure_space(space, np.array(tokens.tokens))
-        recovered = loss_recovered(engine, chats[:: max(1, len(chats) // _LOSS_ROWS)], space, **own)
-        return {**asdict(quality), "loss_recovered": asdict(recovered) | {"recovered": recovered.recovered}}
+        return {**asdict(quality), "loss_recovered": _loss_recovered(engine, chats, space, config)}
+
+
+def _loss_recovered(
+    engine: TransformersEngine, chats: list[list[Message]], space: FeatureSpace, config: TrainSaeConfig | LoadSaeConfig
+) -> dict[str, Any]:
+    from headwater.sae.metrics import loss_recovered
+
+    sample = chats[:: max(1, len(chats) // _LOSS_ROWS)]
+    found = loss_recovered(engine, sample, space, max_tokens=config.max_tokens, roles=config.roles)
+    return asdict(found) | {"recovered": found.recovered}
 
 
 def _chats(output: StageOutput) -> list[list[Message]]:

@@ -59,12 +59,17 @@ class _SaeSpace:
         return self.space.width
 
     def check_fits(self, engine: TransformersEngine, layer: int) -> None:
-        self.space.check_fits(model=engine.identity.model, layer=layer, d_model=engine.model.config.hidden_size)
+        check_fits(self.space, engine, layer)
 
     def extract(self, batches: Iterable[HiddenBatch], rows: int, mode: Mode) -> Iterable[RowFeatures]:
         from headwater.sae.extract import extract_features
 
         return extract_features(batches, self.space, mode=mode)
+
+
+def check_fits(space: FeatureSpace, engine: TransformersEngine, layer: int) -> None:
+    """Raises ConfigError unless an SAE reads what block `layer` of the engine's model puts out."""
+    space.check_fits(model=engine.identity.model, layer=layer, d_model=engine.model.config.hidden_size)
 
 
 @dataclass(frozen=True)
