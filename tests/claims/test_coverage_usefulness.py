@@ -131,10 +131,9 @@ def test_rows_that_cover_more_of_the_missing_set_train_a_better_probe(tweets: Tw
         table_rows,
         f"Rows at the highest coverage ({MAIN}) against {ADDED} random rows of the pool, AUPRC difference: "
         f"{differences}. This form was found by a prototype after others had failed (every added row toxic; clusters "
-        "withheld), so it is a chosen one. Covering F_miss picks toxic rows, and their share explains most of the "
-        "correlation: what may be claimed is the column given the toxic share, not the plain ρ. Where random "
-        "features come near in ρ, coverage measures how diverse the rows are and not what was missing; the set "
-        "difference holds nothing here.",
+        "withheld), so it is a chosen one. Covering F_miss brings in toxic rows: what may be claimed is the column "
+        "given the toxic share, and not the plain ρ. Where random features come near in ρ, coverage measures how "
+        "diverse the rows are and not what was missing.",
     )
     for setting, probe in (
         ("rate test, δ at 0.65", "mean"),
