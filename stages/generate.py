@@ -14,7 +14,7 @@ from headwater.core.rows import MESSAGES, Reject, Row, schema
 from headwater.core.seeds import derive_seed
 from headwater.core.store import StageOutput
 from headwater.llm.registry import EngineConfig
-from headwater.llm.types import ChatRequest, Message, Sampling
+from headwater.llm.types import ChatRequest, Completion, Message, Sampling
 from headwater.stages.base import Call, Forecast, Knob, RowStage, StageConfig, StageContext
 
 
@@ -23,6 +23,9 @@ class GenerateConfig(StageConfig):
     sampling: Sampling = Field(default_factory=Sampling)
     single_line: bool = False
     """Reject a reply whose text spans several lines (a list item that ran on)."""
+    attempts: int = Field(1, ge=1)
+    """How often a prompt is asked while its reply is of no use: each time with another seed, and after a reply that was
+    cut with twice the room."""
     max_reject_share: float = Knob(0.5, ge=0, le=1)
     """Share of requests without a usable reply to live with."""
     concurrency: int = Knob(64, ge=1)
@@ -79,9 +82,22 @@ class Generate(RowStage[GenerateConfig]):
         self._identity = context.engines.get(self.config.engine).identity
 
     async def process(self, row: Row, call: Call) -> Sequence[dict[str, Any]] | Reject:
-        seed = derive_seed(self._run_seed, self.name, row["id"])
         prompt = tuple(Message(message["role"], message["content"]) for message in row["prompt"])
-        completion = await call.chat(ChatRequest(row["id"], prompt, self.config.sampling, seed))
+        sampling = self.config.sampling
+        for attempt in range(1, self.config.attempts + 1):
+            again = (attempt,) if attempt > 1 else ()
+            seed = derive_seed(self._run_seed, self.name, row["id"], *again)
+            try:
+                completion = await call.chat(ChatRequest(row["id"], prompt, sampling, seed))
+                return self._rows(row, completion, seed)
+            except BadOutput as error:
+                if attempt == self.config.attempts:
+                    raise
+                if error.reason == "cut_at_length":
+                    sampling = sampling.model_copy(update={"max_tokens": 2 * sampling.max_tokens})
+        raise AssertionError("a prompt is asked at least once")
+
+    def _rows(self, row: Row, completion: Completion, seed: int) -> list[dict[str, Any]]:
         text = completion.text.strip()
         if not text:
             raise BadOutput("The reply holds white space only.", reason="empty_reply", raw=completion.text)
