@@ -29,15 +29,16 @@ if TYPE_CHECKING:
 _COLUMNS = {
     "id": "Hash of the row's origin: stage, parents, sample index.",
     "messages": "The chat: the synthesised user turn and, where replies were asked for, the assistant's.",
-    "feature": "The feature aimed at that the row was kept for.",
+    "feature": "The missing feature that the row was kept for.",
     "activation": "How strongly the user turn fires that feature: the maximum over its tokens.",
     "explanation": "What a judge said the feature stands for; null without a judge.",
-    "fires": "Those of the features aimed at that the row fires above δ.",
+    "fires": "All missing features that the row fires above δ (in the control `random_features`: those drawn).",
     "engine": "Engine that wrote the user turn.",
     "model": "Model that wrote the user turn.",
     "reply_model": "Model that wrote the assistant's turn; null when there is none.",
     "prompt_hash": "Hash of the prompt that the user turn answers.",
     "seed": "Seed of the user turn's sampling.",
+    "cleaned": "Whether lone surrogates or NULs were taken out of what a model wrote.",
     "source": "Id of the generated text in the run's stage outputs.",
     "parents": "Ids of what the row was made from: generated text, pair, anchor rows shown.",
 }
@@ -49,6 +50,7 @@ _STAGE_SENTENCES = {
     "features": "Extracts the features that every row fires.",
     "missing": "Finds the anchor's features that the seed lacks.",
     "interpret": "Asks a judge what each feature means and whether the task needs it.",
+    "targets": "Chooses which of them prompts are written for.",
     "first-prompts": "Writes the prompts of step one.",
     "generate": "Asks the generator.",
     "pairs": "Forms the contrastive pairs and the prompts of step two.",
@@ -96,7 +98,7 @@ def build_card(recipe: FacSynthesis, run: Run, outputs: Mapping[str, StageOutput
         pipeline=recipe.pipeline,
         how=_how(recipe, outputs),
         stages=tuple(_stage_use(graph[node].stage, node, output) for node, output in outputs.items()),
-        measures=_measures(coverage),
+        measures=_measures(recipe, coverage),
         measures_note=relevance_note(recipe, outputs),
         rejects=tuple(
             RejectCount(stage=node, reason=reason, count=count, meaning=REASONS.get(reason, ""))
@@ -156,8 +158,8 @@ def _how(recipe: FacSynthesis, outputs: Mapping[str, StageOutput]) -> str:
         f"FAC Synthesis (arXiv 2602.10388), method `{method}`{'' if method == 'two_step' else ' (a control)'}. "
         f"{_space_sentence(recipe, outputs)} For every chosen {'live' if random else 'missing'} feature"
         f"{', drawn at random from those that are not missing,' if random else ''} the generator was asked for "
-        f"{_steps_sentence(recipe)} Texts that fire no feature aimed at, copy a source or repeat one another were "
-        "dropped."
+        f"{_steps_sentence(recipe)} Texts that fire {'none of them' if random else 'no missing feature'}, copy a "
+        "source or repeat one another were dropped."
     )
 
 
@@ -212,9 +214,10 @@ def _first_line(stage: Stage[Any]) -> str:
     return lines[0] if lines else stage.name
 
 
-def _measures(coverage: Mapping[str, Any]) -> tuple[Measure, ...]:
+def _measures(recipe: FacSynthesis, coverage: Mapping[str, Any]) -> tuple[Measure, ...]:
     before, after = coverage["before"], coverage["after"]
     random = coverage.get("random_features")
+    kept = " that the judge kept" if recipe.judge.engine is not None else ""
     against = (
         f"{random['mean']:.0%} for equally many random live features"
         if random
@@ -247,7 +250,7 @@ def _measures(coverage: Mapping[str, Any]) -> tuple[Measure, ...]:
             before=None,
             after=coverage["missing_covered"],
             unit="share",
-            hint=f"of {coverage['missing']:,} missing; {against}",
+            hint=f"of {coverage['missing']:,} missing{kept}; {against}",
         ),
         Measure(
             name="Features aimed at that the rows fire",

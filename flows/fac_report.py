@@ -48,7 +48,7 @@ def build_report(recipe: FacSynthesis, run: Run, outputs: Mapping[str, StageOutp
     coverage, missing = outputs["coverage"].metrics, outputs["missing"].metrics
     sections = (
         _coverage_section(outputs, coverage),
-        _examples_section(outputs),
+        _examples_section(recipe, outputs),
         _missing_section(outputs, coverage, missing),
         judge_section(recipe, outputs),
         _synthesis_section(recipe, outputs),
@@ -85,8 +85,8 @@ def _lead(
         return f"{start} {aimed_at(recipe, coverage)}, and no row was made. {note}"
     sentence = (
         f"{start} {aimed_at(recipe, coverage)}, and {share(coverage['chosen_covered'])} of those now fire in "
-        f"at least one of {outputs['dataset'].rows:,} new rows. Of all missing features "
-        f"{share(coverage['missing_covered'])} fire"
+        f"at least one of {outputs['dataset'].rows:,} new rows. Of all {coverage['missing']:,} missing features"
+        f"{'' if recipe.judge.engine is None else ' that the judge kept'} {share(coverage['missing_covered'])} fire"
     )
     random = coverage.get("random_features")
     if random:
@@ -133,7 +133,8 @@ def _coverage_section(outputs: Mapping[str, StageOutput], coverage: Mapping[str,
                 ),
                 Lines(
                     title="The same at other thresholds δ",
-                    caption="δ as a quantile of the anchor's positive activations; the line marks this run's.",
+                    caption="δ as a quantile of the anchor's positive activations; the line marks this run's."
+                    + (" What is missing at other δ alone was not judged." if "interpret" in outputs else ""),
                     unit="share",
                     x_label="quantile that is δ",
                     y_label="share",
@@ -236,7 +237,7 @@ def _shares(counts: Sequence[int]) -> tuple[float | None, ...]:
 
 def _features_table(outputs: Mapping[str, StageOutput]) -> Block:
     has_judge = "interpret" in outputs
-    features = outputs["interpret" if has_judge else "missing"].read().filter("chosen").sort("p_value", "feature")
+    features = outputs["targets"].read().filter("chosen").sort("p_value", "feature")
     served: dict[int, int] = {}
     for fires in outputs["dataset"].read()["fires"].to_list():
         for feature in fires:
@@ -268,6 +269,7 @@ def _synthesis_section(recipe: FacSynthesis, outputs: Mapping[str, StageOutput])
     steps = outputs["select"].metrics["steps"]
     blocks: list[Block] = []
     charts = []
+    random = recipe.synthesis.method == "random_features"
     for number, step in steps.items():
         asked = outputs[f"prompts.{number}"].rows
         charts.append(
@@ -276,7 +278,10 @@ def _synthesis_section(recipe: FacSynthesis, outputs: Mapping[str, StageOutput])
                 steps=(
                     Step(label="asked for", count=asked),
                     Step(label="usable replies", count=step["texts"]),
-                    Step(label="fire a feature aimed at", count=step["fire_a_missing_feature"]),
+                    Step(
+                        label="fire a live feature drawn" if random else "fire a missing feature",
+                        count=step["fire_a_missing_feature"],
+                    ),
                     Step(
                         label="no copy, no near-duplicate",
                         count=step["fire_a_missing_feature"] - step["copies"] - step["near_duplicates"],
@@ -330,7 +335,8 @@ def _rejects_chart(outputs: Mapping[str, StageOutput]) -> Bars:
     )
 
 
-def _examples_section(outputs: Mapping[str, StageOutput]) -> Section:
+def _examples_section(recipe: FacSynthesis, outputs: Mapping[str, StageOutput]) -> Section:
+    kind = "drawn" if recipe.synthesis.method == "random_features" else "missing"
     dataset = outputs["dataset"].read()
     # Ids are hashes, so their order is a draw by chance that stays the same. The strongest rows would flatter.
     rows = dataset.sort("id").head(_EXAMPLES)
@@ -347,7 +353,7 @@ def _examples_section(outputs: Mapping[str, StageOutput]) -> Section:
                 badges=(
                     f"for feature {row['feature']}",
                     f"activation {row['activation']:.3g}",
-                    f"fires {fires} of the features aimed at",
+                    f"fires {fires:,} {kind} feature{'' if fires == 1 else 's'}",
                 ),
                 fields=tuple(fields),
             )

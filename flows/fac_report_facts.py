@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 REASONS = {
-    "fires_no_missing_feature": "no feature aimed at reaches δ",
+    "fires_no_missing_feature": "no missing feature reaches δ",
     "copies_source": "copies an anchor or seed row",
     "near_duplicate": "near-duplicate of a stronger row",
     "over_budget": "enough stronger rows fire the same features",
@@ -27,6 +27,7 @@ REASONS = {
     "cannot_tell": "judge: the texts share nothing",
     "not_verified": "judge: explanation not confirmed",
     "irrelevant": "judge: the task does not need it",
+    "over_limit": "not put to the judge: beyond `judge.settings.limit`",
     "no_answer": "judge: no line with the answer",
     "conflicting_answers": "judge: several answers",
     "unfinished_reasoning": "judge: reasoning cut off",

@@ -29,6 +29,8 @@ class Judged:
 
     asked: int
     """Features put to the judge."""
+    over_limit: int
+    """Features that were not put to it."""
     kept: int
     unreadable: int
     """Features left out because a reply could not be read."""
@@ -45,9 +47,11 @@ def judged(outputs: Mapping[str, StageOutput]) -> Judged | None:
     """The counts; None when there was no judge."""
     if "interpret" not in outputs:
         return None
-    kept = outputs["interpret"].read().filter("chosen")
-    reasons = outputs["interpret"].manifest["reasons"]
+    kept = outputs["interpret"].read()
+    reasons = dict(outputs["interpret"].manifest["reasons"])
+    over_limit = reasons.pop("over_limit", 0)
     return Judged(
+        over_limit=over_limit,
         asked=kept.height + sum(reasons.values()),
         kept=kept.height,
         unreadable=sum(count for reason, count in reasons.items() if reason not in _VERDICTS),
@@ -68,10 +72,15 @@ def relevance_note(recipe: FacSynthesis, outputs: Mapping[str, StageOutput]) -> 
         if recipe.judge.task
         else "explained and confirmed (relevance was not asked: `judge.task` is empty)"
     )
-    return (
-        f"The judge kept {found.kept:,} of the {found.asked:,} features put to it: those that it {asked}. FAC still "
-        "counts every live feature of the anchor."
+    beyond = f" {found.over_limit:,} more, beyond `judge.settings.limit`, were left out." if found.over_limit else ""
+    counts = (
+        "FAC counts these alone."
+        if recipe.judge.scope == "anchor"
+        else "Of the missing features these alone count; FAC counts every live feature of the anchor, for the judge "
+        "was not asked about those that the seed fires (`judge.scope`)."
     )
+    kept = f"The judge kept {found.kept:,} of the {found.asked:,} features put to it: those that it {asked}."
+    return f"{kept}{beyond} {counts}"
 
 
 def judge_section(recipe: FacSynthesis, outputs: Mapping[str, StageOutput]) -> Section | None:
@@ -127,7 +136,7 @@ def _how(recipe: FacSynthesis, found: Judged) -> str:
 
 
 def _scores(outputs: Mapping[str, StageOutput]) -> GroupedBars:
-    kept = outputs["interpret"].read().filter("chosen")
+    kept = outputs["interpret"].read()
     return GroupedBars(
         title="How well the explanations predict",
         caption="Features by their score: balanced accuracy, where 0.5 is chance and 1 is perfect.",

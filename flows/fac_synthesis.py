@@ -19,7 +19,7 @@ from headwater.sae.config import SaeTrainConfig
 from headwater.stages.curate.load import Load, LoadConfig
 from headwater.stages.emit.dataset import Dataset, DatasetConfig
 from headwater.stages.fac.clusters import Clusters, ClustersConfig
-from headwater.stages.fac.coverage import CoverageConfig, CoverageStage
+from headwater.stages.fac.coverage import CoverageConfig, CoverageSettings, CoverageStage
 from headwater.stages.fac.features import Features, FeaturesConfig
 from headwater.stages.fac.first_prompts import FirstPrompts, FirstPromptsConfig
 from headwater.stages.fac.interpret import Interpret, InterpretConfig, InterpretSettings
@@ -29,6 +29,7 @@ from headwater.stages.fac.prompts import Style
 from headwater.stages.fac.reply_prompts import ReplyPrompts, ReplyPromptsConfig
 from headwater.stages.fac.sae import LoadSae, LoadSaeConfig, LoadSaeSettings, TrainSae, TrainSaeConfig
 from headwater.stages.fac.select import Select, SelectConfig
+from headwater.stages.fac.targets import Targets, TargetsConfig
 from headwater.stages.generate import Generate, GenerateConfig
 
 if TYPE_CHECKING:
@@ -78,6 +79,7 @@ class MissingSection(_Section):
     control_false_discoveries: bool = False
     min_support: int = Field(2, ge=1)
     limit: int = Field(60, ge=1)
+    """Missing features to write rows for. The others are measured all the same, and a row that fires one serves it."""
 
 
 class JudgeSection(_Section):
@@ -86,6 +88,9 @@ class JudgeSection(_Section):
     engine: EngineConfig | None = None
     task: str = ""
     """What the dataset is for, in a sentence or two: what relevance is judged against."""
+    scope: Literal["missing", "anchor"] = "missing"
+    """Which features the judge looks at. `anchor`: all that the anchor fires, so that FAC counts relevant ones alone,
+    as the paper's does; raise `settings.limit` with it, and expect ten times the calls."""
     settings: InterpretSettings = Field(default_factory=InterpretSettings)
 
 
@@ -116,6 +121,8 @@ class ReplySection(_Section):
     engine: EngineConfig | None = Field(default_factory=EngineConfig)
     system: str = ""
     sampling: Sampling = Field(default_factory=lambda: Sampling(max_tokens=200))
+    attempts: int = Field(2, ge=1)
+    """A row that gets no usable reply is lost, so it is worth asking twice; after a cut reply with twice the room."""
     max_reject_share: float = Field(0.5, ge=0, le=1)
 
 
@@ -141,8 +148,13 @@ class FacSynthesis(Recipe):
     synthesis: SynthesisSection = Field(default_factory=SynthesisSection)
     select: SelectConfig = Field(default_factory=SelectConfig)
     reply: ReplySection = Field(default_factory=ReplySection)
-    coverage: CoverageConfig = Field(default_factory=CoverageConfig)
+    coverage: CoverageSettings = Field(default_factory=CoverageSettings)
     dataset: DatasetSection = Field(default_factory=DatasetSection)
+
+    @property
+    def meanings(self) -> str:
+        """The node that says which features are missing and, with a judge, relevant."""
+        return "interpret" if self.judge.engine is not None else "missing"
 
     def graph(self) -> Graph:
         nodes = [
@@ -209,13 +221,17 @@ class FacSynthesis(Recipe):
     def _missing(self) -> list[Node]:
         measure = self.measure
         cut = {"model": measure.model, "max_tokens": measure.max_tokens, "roles": measure.roles}
-        settings = self.missing.model_dump()
+        settings = self.missing.model_dump(exclude={"limit"})
+        random = self.synthesis.method == "random_features"
+        judged = self.judge.engine is not None
         if self.synthesis.method == "dense_clusters":
             settings["delta"] = 0.0  # a row fires its cluster and no other, however near it lies
         config = MissingConfig(
             **settings,
             **cut,
-            random_features=self.synthesis.method == "random_features",
+            random_features=self.missing.limit if random else 0,
+            every_live=judged and self.judge.scope == "anchor",
+            expected=self.judge.settings.limit if judged else self.missing.limit,
             allow_empty=self.allow_empty,
         )
         table = {"anchor": "anchor", "anchor_features": "features.anchor", "space": "space"}
@@ -226,14 +242,15 @@ class FacSynthesis(Recipe):
                 task=self.judge.task,
                 settings=self.judge.settings,
                 **cut,
-                expected_features=self.missing.limit,
             )
             nodes.append(Node("interpret", Interpret(judge), {**table, "rows": "missing"}))
-        return nodes
+        targets = TargetsConfig(limit=self.missing.limit, random_features=random)
+        tables = {"facts": "missing", "missing": self.meanings, "anchor_features": "features.anchor"}
+        return [*nodes, Node("targets", Targets(targets), tables)]
 
     def _synthesis(self) -> list[Node]:
         synthesis = self.synthesis
-        targets = {"missing": "interpret" if self.judge.engine is not None else "missing", "facts": "missing"}
+        targets = {"targets": "targets", "facts": "missing"}
         one_step = synthesis.method == "one_step"
         budget = synthesis.candidates + (synthesis.generations if one_step else 0)
         first = FirstPromptsConfig(
@@ -250,7 +267,7 @@ class FacSynthesis(Recipe):
         )
         step_one = {"prompts.1": "prompts.1", "texts.1": "texts.1", "features.1": "features.1"}
         nodes = [
-            Node("prompts.1", FirstPrompts(first), {"missing": targets["missing"]}),
+            Node("prompts.1", FirstPrompts(first), {"targets": "targets"}),
             Node("texts.1", Generate(generate), {"rows": "prompts.1"}),
             self._features("1", "texts.1"),
         ]
@@ -262,9 +279,11 @@ class FacSynthesis(Recipe):
         nodes += self._replies()
         measured = {name: node for name, node in made.items() if name.startswith("features.")}
         tables = {"space": "space", "anchor_features": "features.anchor", "seed_features": "features.seed"}
-        nodes.append(
-            Node("coverage", CoverageStage(self.coverage), {**targets, **tables, **measured, "dataset": "dataset"})
+        tables |= {"missing": self.meanings, "dataset": "dataset"}
+        coverage = CoverageConfig(
+            **self.coverage.model_dump(), all_judged=self.meanings == "interpret" and self.judge.scope == "anchor"
         )
+        nodes.append(Node("coverage", CoverageStage(coverage), {**targets, **tables, **measured}))
         return nodes
 
     def _step_two(self, targets: Mapping[str, str], generate: GenerateConfig) -> list[Node]:
@@ -291,6 +310,7 @@ class FacSynthesis(Recipe):
         generate = GenerateConfig(
             engine=self.reply.engine,
             sampling=self.reply.sampling,
+            attempts=self.reply.attempts,
             max_reject_share=self.reply.max_reject_share,
         )
         return [

@@ -22,6 +22,7 @@ DATASET_SCHEMA = schema(
     reply_model=pa.string(),
     prompt_hash=pa.string(),
     seed=pa.int64(),
+    cleaned=pa.bool_(),
     source=pa.string(),
     parents=pa.list_(pa.string()),
 )
@@ -37,7 +38,7 @@ class Dataset(TableStage[DatasetConfig]):
     name: ClassVar[str] = "dataset"
     version: ClassVar[int] = 1
     inputs: ClassVar[Mapping[str, Sequence[str]]] = {
-        "rows": ("id", "text", "feature", "activation", "explanation", "fires", "source", "parents")
+        "rows": ("id", "text", "feature", "activation", "explanation", "fires", "source", "cleaned", "parents")
     }
 
     @property
@@ -71,7 +72,7 @@ class Dataset(TableStage[DatasetConfig]):
 
 def _replies(inputs: Mapping[str, StageOutput]) -> dict[str, dict[str, Any]]:
     prompts = inputs["reply_prompts"].read().select(request="id", selected="selected")
-    joined = inputs["replies"].read().select("request", "text", "model").join(prompts, on="request")
+    joined = inputs["replies"].read().select("request", "text", "model", "cleaned").join(prompts, on="request")
     return {row["selected"]: row for row in joined.iter_rows(named=True)}
 
 
@@ -81,6 +82,7 @@ def _row(row: Mapping[str, Any], messages: list[dict[str, str]], reply: Mapping[
         "id": row_id(Dataset.name, [row["id"]]),
         "messages": messages,
         **{name: row[name] for name in kept},
+        "cleaned": row["cleaned"] or bool(reply and reply["cleaned"]),
         "reply_model": reply["model"] if reply else None,
         "parents": [row["id"], *row["parents"]],
     }

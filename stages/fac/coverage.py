@@ -27,21 +27,32 @@ if TYPE_CHECKING:
 _HISTOGRAM_BINS = 20
 
 
-class CoverageConfig(StageConfig):
+class CoverageSettings(StageConfig):
+    """What a recipe may say."""
+
     sweep: tuple[Annotated[float, Field(ge=0, lt=1)], ...] = (0.0, 0.25, 0.5, 0.7, 0.8, 0.9, 0.95)
     """δ as these quantiles of the anchor's positive activations."""
     draws: int = Field(20, ge=15)
     """Draws of every null; single draws scatter widely."""
 
 
+class CoverageConfig(CoverageSettings):
+    all_judged: bool = False
+    """Whether a judge was asked about all features of the anchor: then FAC counts those alone that it kept."""
+
+
 class CoverageStage(TableStage[CoverageConfig]):
-    """Rows: one per δ of the sweep. The comparison at the run's own δ is in the metrics."""
+    """Rows: one per δ of the sweep. The comparison at the run's own δ is in the metrics.
+
+    `facts` is what the missing stage found, `missing` what a judge left of it: a feature turned down is not missing.
+    """
 
     name: ClassVar[str] = "coverage"
     version: ClassVar[int] = 1
     inputs: ClassVar[Mapping[str, Sequence[str]]] = {
-        "facts": (),
-        "missing": ("feature", "chosen"),
+        "facts": ("feature", "status"),
+        "missing": ("feature", "status"),
+        "targets": ("feature", "chosen"),
         "space": (),
         "anchor_features": ("row", "n_tokens", "features", "values", "positions"),
         "seed_features": ("row", "n_tokens", "features", "values", "positions"),
@@ -73,22 +84,31 @@ class CoverageStage(TableStage[CoverageConfig]):
             load_activations(inputs["seed_features"], width),
         )
         made = self._dataset_activations(inputs, width)
+        kept = _mask(inputs["missing"].read()["feature"].to_numpy(), width)
+        turned_down = _mask(inputs["facts"].read()["feature"].to_numpy(), width) & ~kept
+        relevant = kept if self.config.all_judged else None
+
+        def missing_at(delta: float) -> NDArray[np.bool_]:
+            found = find_missing(anchor, seed, _at(facts, delta)).mask & ~turned_down
+            return found if relevant is None else found & relevant
+
         points = sweep(
             anchor,
             seed,
             made,
             self.config.sweep,
             min_support=facts.min_support,
-            find_missing=lambda delta: find_missing(anchor, seed, _at(facts, delta)).mask,
+            relevant=relevant,
+            find_missing=missing_at,
         )
         out.write_rows([{"id": row_id(self.name, [], i), **asdict(point)} for i, point in enumerate(points)])
-        chosen = _mask(inputs["missing"].read().filter("chosen")["feature"].to_numpy(), width)
-        missing = find_missing(anchor, seed, facts).mask
+        chosen = _mask(inputs["targets"].read().filter("chosen")["feature"].to_numpy(), width)
+        missing = missing_at(facts.delta)
         both = concatenate(seed, made)
         out.metrics = {
             "delta": facts.delta,
-            "before": asdict(fac(seed, anchor, facts.delta, min_support=facts.min_support)),
-            "after": asdict(fac(both, anchor, facts.delta, min_support=facts.min_support)),
+            "before": asdict(fac(seed, anchor, facts.delta, min_support=facts.min_support, relevant=relevant)),
+            "after": asdict(fac(both, anchor, facts.delta, min_support=facts.min_support, relevant=relevant)),
             "missing": int(missing.sum()),
             "missing_covered": _covered(made, missing, facts.delta),
             "chosen": int(chosen.sum()),

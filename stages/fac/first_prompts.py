@@ -33,7 +33,7 @@ class FirstPrompts(TableStage[FirstPromptsConfig]):
     name: ClassVar[str] = "first-prompts"
     version: ClassVar[int] = 1
     inputs: ClassVar[Mapping[str, Sequence[str]]] = {
-        "missing": ("feature", "chosen", "examples", "example_rows", "explanation")
+        "targets": ("feature", "chosen", "examples", "example_rows", "explanation")
     }
 
     @property
@@ -45,12 +45,12 @@ class FirstPrompts(TableStage[FirstPromptsConfig]):
         return True
 
     def forecast(self, rows: Mapping[str, int]) -> Forecast:
-        features = min(rows["missing"], self.config.expected_features) or self.config.expected_features
+        features = min(rows["targets"], self.config.expected_features) or self.config.expected_features
         return Forecast(rows=features * self.config.candidates)
 
     def run(self, inputs: Mapping[str, StageOutput], out: OutputWriter, context: StageContext) -> None:
         rows = []
-        for target in inputs["missing"].read().filter("chosen").iter_rows(named=True):
+        for target in inputs["targets"].read().filter("chosen").iter_rows(named=True):
             draw = random.Random(derive_seed(context.run_seed, self.name, target["id"]))
             shown = target["examples"][: self.config.examples]
             # One prompt for all samples: engines read it once, and sampling makes the difference.

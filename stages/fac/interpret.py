@@ -1,4 +1,4 @@
-"""Ask a judge what each chosen feature means, whether that holds, and whether the task needs it.
+"""Ask a judge what each missing feature means, whether that holds, and whether the task needs it.
 
 A feature that the judge cannot explain, or whose explanation it does not confirm, or that the task does not need, is
 rejected with that reason. Detection and fuzzing say how well the explanation predicts where the feature fires.
@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
+import polars as pl
 import pyarrow as pa
 from pydantic import Field
 
@@ -38,6 +39,9 @@ _TOKENS_IN, _TOKENS_OUT = 500, 120
 class InterpretSettings(StageConfig):
     """What a recipe may say about the judge's work."""
 
+    limit: int = Field(200, ge=1)
+    """Features put to the judge, missing ones first, by p-value; the others count as turned down (`over_limit`)."""
+
     top_spans: int = Field(8, ge=2)
     """Strongest spans per feature; half of them explain, half of them score."""
     quantile_spans: int = Field(8, ge=0)
@@ -58,15 +62,13 @@ class InterpretConfig(StageConfig):
     max_tokens: int = Field(256, ge=1)
     roles: tuple[Literal["system", "user", "assistant"], ...] = ("user",)
     concurrency: int = Knob(32, ge=1)
-    expected_features: int = Knob(60, ge=1)
-    """For the forecast: how many features will be chosen at most."""
 
 
 class Interpret(RowStage[InterpretConfig]):
     name: ClassVar[str] = "interpret"
     version: ClassVar[int] = 2
     inputs: ClassVar[Mapping[str, Sequence[str]]] = {
-        "rows": ("id", "feature", "chosen", "spans"),
+        "rows": ("id", "feature", "status", "p_value", "anchor_support", "spans"),
         "anchor": ("id", "text", "messages"),
         "anchor_features": ("row", "n_tokens", "features", "values", "positions"),
         "space": (),
@@ -94,7 +96,7 @@ class Interpret(RowStage[InterpretConfig]):
 
     def forecast(self, rows: Mapping[str, int]) -> Forecast:
         """As if every feature had all its spans and passed every question: the real bill is no larger."""
-        calls = min(rows["rows"], self.config.expected_features) * self._calls_per_feature()
+        calls = min(rows["rows"], self.config.settings.limit) * self._calls_per_feature()
         tokens = {"tokens_in": calls * _TOKENS_IN, "tokens_out": calls * _TOKENS_OUT}
         model = self.config.engine.model or self.config.engine.engine
         return Forecast(rows=rows["rows"], calls=calls, **tokens, model=model)
@@ -115,10 +117,10 @@ class Interpret(RowStage[InterpretConfig]):
         self._delta = missing_facts(inputs["rows"]).delta
         self._anchor = load_activations(inputs["anchor_features"], open_space(inputs["space"]).width)
         self._tokens = OwnTokens(inputs["anchor"], inputs["anchor_features"], self.config, context)
-        chosen = inputs["rows"].read().filter("chosen")["feature"].to_list()
+        self._asked = frozenset(_first(inputs["rows"].read(), settings.limit))
         self._spans = collect_spans(
             self._anchor,
-            chosen,
+            sorted(self._asked),
             self._tokens.of,
             delta=self._delta,
             n_top=settings.top_spans,
@@ -128,8 +130,8 @@ class Interpret(RowStage[InterpretConfig]):
 
     async def process(self, row: Row, call: Call) -> Sequence[dict[str, Any]] | Reject:
         made = {name: value for name, value in row.items() if name != "id"} | {"unanswered": None}
-        if not row["chosen"]:
-            return [made]
+        if row["feature"] not in self._asked:
+            return Reject(row["id"], "over_limit", f"feature {row['feature']}: beyond `judge.settings.limit`")
         try:
             judged = await self._judge(row, call)
         except BadOutput as error:
@@ -193,6 +195,14 @@ class Interpret(RowStage[InterpretConfig]):
             made["unanswered"] += score.unanswered
             made[name] = score.balanced_accuracy if score.unanswered <= score.answered else None
         return made
+
+
+def _first(features: pl.DataFrame, limit: int) -> list[int]:
+    """The features to ask about when there are more than `limit`: missing ones first, the surest first."""
+    ranked = features.sort(
+        pl.col("status") == "present", "p_value", -pl.col("anchor_support").cast(pl.Int64), "feature"
+    )
+    return ranked["feature"].head(limit).to_list()
 
 
 async def _answered(questions: Sequence[Question], call: Call) -> DetectionScore:

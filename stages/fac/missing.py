@@ -35,9 +35,11 @@ SPANS = pa.list_(
 )
 """Anchor passages that end at the token where the feature peaks; `text` marks that token with << >>."""
 
+Status = Literal["missing", "random", "present"]
+
 MISSING_SCHEMA = schema(
     feature=pa.int32(),
-    chosen=pa.bool_(),
+    status=pa.string(),
     anchor_support=pa.int32(),
     seed_support=pa.int32(),
     p_value=pa.float64(),
@@ -51,7 +53,9 @@ MISSING_SCHEMA = schema(
     detection=pa.float32(),
     fuzzing=pa.float32(),
 )
-"""One row per missing feature. The last five columns are null until a judge has interpreted it."""
+"""One row per missing feature (`status` "missing"); for the control also the "random" ones that were drawn, and where a
+judge is to look at all of the anchor's features, those "present" in the seed. The last five columns are null until a
+judge has interpreted the feature."""
 
 
 class MissingConfig(StageConfig):
@@ -70,14 +74,16 @@ class MissingConfig(StageConfig):
     """Benjamini-Hochberg over all features tested. With a few hundred rows no feature of a single kind passes it."""
     min_support: int = Field(2, ge=1)
     """Anchor rows that must fire a feature before it counts."""
-    limit: int = Field(60, ge=1)
-    """Missing features to synthesise for; the others are measured all the same."""
-    random_features: bool = False
-    """A control: equally many live features that are not missing take the place of the chosen ones."""
+    random_features: int = Field(0, ge=0)
+    """A control: this many live features that are not missing, though no more than are, are drawn beside them."""
+    every_live: bool = False
+    """Whether features of the anchor that the seed fires too get a row: a judge may then say which are relevant."""
     spans: int = Field(10, ge=1)
-    """Spans kept per chosen feature."""
+    """Spans kept per feature."""
     examples: int = Field(5, ge=1)
-    """Anchor rows kept per chosen feature, the strongest ones."""
+    """Anchor rows kept per feature, the strongest ones."""
+    expected: int = Knob(60, ge=1)
+    """For the forecast: of how many rows later stages will make something at most."""
     allow_empty: bool = Knob(False)
     """Whether a seed that lacks nothing is an acceptable result."""
     max_tokens: int = Field(256, ge=1)
@@ -108,7 +114,7 @@ class Missing(TableStage[MissingConfig]):
         return {"model": self.config.model}
 
     def forecast(self, rows: Mapping[str, int]) -> Forecast:
-        return Forecast(rows=self.config.limit)
+        return Forecast(rows=self.config.expected)
 
     def run(self, inputs: Mapping[str, StageOutput], out: OutputWriter, context: StageContext) -> None:
         width = open_space(inputs["space"]).width
@@ -126,16 +132,11 @@ class Missing(TableStage[MissingConfig]):
                 f"({anchor.n_rows:,} rows) fires, as often as `missing.test: {facts.test}` asks.",
                 todo="Give a seed that lacks something, or set allow_empty: true to accept an empty dataset.",
             )
-        rng = np.random.default_rng(derive_seed(context.run_seed, self.name))
-        chosen = _spread(anchor, found.features, facts.delta, self.config.limit)
-        features = found.features
-        if self.config.random_features:
-            chosen = _random_live(anchor, found, facts, len(chosen), rng)
-            features = np.union1d(features, chosen)
+        status = self._status(anchor, found, facts, context)
         tokens = OwnTokens(inputs["anchor"], inputs["anchor_features"], self.config, context)
-        out.write_rows(self._rows(features, set(chosen.tolist()), anchor, seed, facts, tokens))
+        out.write_rows(self._rows(status, anchor, seed, facts, tokens))
         write_missing_facts(out, facts)
-        out.metrics = self._metrics(anchor, seed, found, facts) | {"chosen": len(chosen)}
+        out.metrics = self._metrics(anchor, seed, found, facts)
 
     def _facts(self, anchor: Activations) -> MissingFacts:
         from headwater.sae.coverage import quantile_delta
@@ -152,10 +153,23 @@ class Missing(TableStage[MissingConfig]):
             width=anchor.width,
         )
 
-    def _rows(  # noqa: PLR0917 - one table, drawn from all that is known
+    def _status(
+        self, anchor: Activations, found: MissingFeatures, facts: MissingFacts, context: StageContext
+    ) -> dict[int, Status]:
+        """The features that get a row, ascending."""
+        from headwater.sae.coverage import fired
+
+        live = np.flatnonzero(fired(anchor, facts.delta, min_support=facts.min_support) & ~found.mask)
+        status: dict[int, Status] = dict.fromkeys(found.features.tolist(), "missing")
+        if self.config.every_live:
+            status |= dict.fromkeys(live.tolist(), "present")
+        rng = np.random.default_rng(derive_seed(context.run_seed, self.name))
+        drawn = rng.choice(live, min(self.config.random_features, len(found), len(live)), replace=False)
+        return dict(sorted((status | dict.fromkeys(drawn.tolist(), "random")).items()))
+
+    def _rows(
         self,
-        features: np.ndarray[Any, Any],
-        chosen: set[int],
+        status: Mapping[int, Status],
         anchor: Activations,
         seed: Activations,
         facts: MissingFacts,
@@ -165,24 +179,25 @@ class Missing(TableStage[MissingConfig]):
         from headwater.sae.missing import fisher_one_sided
         from headwater.sae.spans import collect_spans
 
+        features = np.fromiter(status, dtype=np.int64)
         in_anchor, in_seed = support(anchor, facts.delta)[features], support(seed, facts.delta)[features]
         p_values = fisher_one_sided(in_anchor, in_seed, anchor.n_rows, seed.n_rows)
         spans = collect_spans(
-            anchor, sorted(chosen), tokens.of, delta=facts.delta, n_top=max(self.config.spans, self.config.examples)
+            anchor, list(status), tokens.of, delta=facts.delta, n_top=max(self.config.spans, self.config.examples)
         )
         rows = []
-        for index, feature in enumerate(features.tolist()):
-            found = spans.get(feature, [])
+        for index, (feature, state) in enumerate(status.items()):
+            found = spans[feature]
             examples = found[: self.config.examples]
             rows.append(
                 {
                     "id": row_id(self.name, [], feature),
                     "feature": feature,
-                    "chosen": feature in chosen,
+                    "status": state,
                     "anchor_support": int(in_anchor[index]),
                     "seed_support": int(in_seed[index]),
                     "p_value": float(p_values[index]),
-                    "anchor_max": _largest(anchor, feature),
+                    "anchor_max": found[0].value,
                     "spans": [self._span(span, tokens) for span in found[: self.config.spans]],
                     "examples": [tokens.text(span.row) for span in examples],
                     "example_rows": [tokens.row_id(span.row) for span in examples],
@@ -242,48 +257,3 @@ def find_missing(anchor: Activations, seed: Activations, facts: MissingFacts) ->
         min_support=facts.min_support,
         control_false_discoveries=facts.control_false_discoveries,
     )
-
-
-def _spread(
-    anchor: Activations, features: np.ndarray[Any, Any], delta: float, limit: int
-) -> np.ndarray[Any, np.dtype[np.int32]]:
-    """At most `limit` of the features, so that together they fire on as many different anchor rows as they can.
-
-    Greedy: each next feature is the one that fires on most rows not yet fired on; once no row is left, all count anew.
-    A choice by support or p-value alone takes twenty features of one kind of row.
-    """
-    if len(features) <= limit:
-        return np.asarray(features, dtype=np.int32)
-    entries = np.flatnonzero(anchor.values > delta)
-    rows = anchor.rows_of(entries)
-    firing = {int(f): set() for f in features}  # type: dict[int, set[int]]
-    for row, feature in zip(rows.tolist(), anchor.features[entries].tolist(), strict=True):
-        if feature in firing:
-            firing[feature].add(row)
-    chosen: list[int] = []
-    fresh: set[int] = set()
-    while len(chosen) < limit:
-        best = max(firing, key=lambda f: (len(firing[f] & fresh), len(firing[f]), -f))
-        if not firing[best] & fresh:
-            left = set().union(*firing.values())
-            if fresh == left or not left:
-                break
-            fresh = left
-            continue
-        chosen.append(best)
-        fresh -= firing.pop(best)
-    return np.array(sorted(chosen), dtype=np.int32)
-
-
-def _random_live(
-    anchor: Activations, found: MissingFeatures, facts: MissingFacts, count: int, rng: np.random.Generator
-) -> np.ndarray[Any, np.dtype[np.int32]]:
-    from headwater.sae.coverage import fired
-
-    live = np.flatnonzero(fired(anchor, facts.delta, min_support=facts.min_support) & ~found.mask)
-    return np.sort(rng.choice(live, min(count, len(live)), replace=False)).astype(np.int32)
-
-
-def _largest(activations: Activations, feature: int) -> float:
-    values = activations.values[activations.features == feature]
-    return float(values.max()) if values.size else 0.0

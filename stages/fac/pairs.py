@@ -1,6 +1,6 @@
 """Step two: the strongest and the weakest candidate of every feature form a contrastive pair.
 
-Every candidate is scored against all missing features ("pooled"), so that a text written for one feature can be the
+Every candidate is scored against every feature aimed at ("pooled"), so that a text written for one feature can be the
 strong example of another. Where no candidate fires a feature, the anchor's own strongest row stands in: a fallback,
 which is counted.
 """
@@ -54,7 +54,7 @@ class Pairs(TableStage[PairsConfig]):
     version: ClassVar[int] = 1
     inputs: ClassVar[Mapping[str, Sequence[str]]] = {
         "facts": (),
-        "missing": ("id", "feature", "chosen", "examples", "example_rows", "anchor_max", "explanation"),
+        "targets": ("id", "feature", "chosen", "examples", "example_rows", "anchor_max", "explanation"),
         "prompts": ("id", "feature"),
         "candidates": ("id", "request", "text"),
         "features": ("row", "features", "values"),
@@ -79,12 +79,12 @@ class Pairs(TableStage[PairsConfig]):
         return True
 
     def forecast(self, rows: Mapping[str, int]) -> Forecast:
-        features = min(rows["missing"], self.config.expected_features) or self.config.expected_features
+        features = min(rows["targets"], self.config.expected_features) or self.config.expected_features
         return Forecast(rows=features * self.config.generations)
 
     def run(self, inputs: Mapping[str, StageOutput], out: OutputWriter, context: StageContext) -> None:
         delta = missing_facts(inputs["facts"]).delta
-        targets = inputs["missing"].read().filter("chosen")
+        targets = inputs["targets"].read().filter("chosen")
         scores = candidate_scores(inputs, targets["feature"].to_list())
         rows: list[dict[str, Any]] = []
         counts = {"own_fires": 0, "anyone_fires": 0, "fallbacks": 0}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -26,6 +27,7 @@ SELECTED_SCHEMA = schema(
     fires=pa.list_(pa.int32()),
     step=pa.int8(),
     source=pa.string(),
+    cleaned=pa.bool_(),
     engine=pa.string(),
     model=pa.string(),
     prompt_hash=pa.string(),
@@ -36,7 +38,8 @@ SELECTED_SCHEMA = schema(
 
 class SelectConfig(StageConfig):
     per_feature: int = Field(2, ge=1)
-    """Rows kept for each feature. A row that fires several is kept for one of them and names the others in `fires`."""
+    """Rows kept for each missing feature, aimed at or not. A row that fires several is kept for one of them and names
+    the others in `fires`."""
     duplicate_threshold: float = Field(0.6, ge=0.1, le=1)
     """Jaccard similarity of word 3-grams from which two rows are near-duplicates."""
     copy_ngram: int = Field(8, ge=2)
@@ -60,11 +63,11 @@ class Select(TableStage[SelectConfig]):
     version: ClassVar[int] = 1
     inputs: ClassVar[Mapping[str, Sequence[str]]] = {
         "facts": (),
-        "missing": ("feature", "chosen", "explanation"),
+        "targets": ("feature", "chosen", "explanation"),
         "anchor": ("id", "text"),
         "seed": ("id", "text"),
         "prompts.1": ("id", "feature", "parents"),
-        "texts.1": ("id", "request", "text"),
+        "texts.1": ("id", "request", "text", "cleaned"),
         "features.1": ("row", "features", "values"),
     }
 
@@ -78,11 +81,11 @@ class Select(TableStage[SelectConfig]):
 
     def forecast(self, rows: Mapping[str, int]) -> Forecast:
         made = sum(count for name, count in rows.items() if name.startswith("texts."))
-        return Forecast(rows=min(made, rows["missing"] * self.config.per_feature))
+        return Forecast(rows=min(made, rows["targets"] * self.config.per_feature))
 
     def run(self, inputs: Mapping[str, StageOutput], out: OutputWriter, context: StageContext) -> None:
         delta = missing_facts(inputs["facts"]).delta
-        targets = inputs["missing"].read().filter("chosen")
+        targets = inputs["targets"].read()
         explanations = dict(zip(targets["feature"].to_list(), targets["explanation"].to_list(), strict=True))
         candidates = [c for step in (1, 2) if f"texts.{step}" in inputs for c in _candidates(inputs, step, delta)]
         for candidate in candidates:
@@ -97,11 +100,12 @@ class Select(TableStage[SelectConfig]):
             [Reject(c.id, reasons[c.id], _DETAILS[reasons[c.id]], c.text) for c in candidates if c.id in reasons]
         )
         context.progress(len(candidates), len(candidates))
-        out.metrics = _metrics(candidates, reasons, served, delta)
+        chosen = set(targets.filter("chosen")["feature"].to_list())
+        out.metrics = _metrics(candidates, reasons, served, chosen) | {"delta": delta}
 
 
 _DETAILS = {
-    "fires_no_missing_feature": "none of the missing features that were aimed at reaches δ",
+    "fires_no_missing_feature": "none of the features that a row may be kept for reaches δ",
     "copies_source": "shares a long run of words with a row of the anchor or the seed",
     "near_duplicate": "nearly the same as a row that fires its feature more strongly",
     "over_budget": "enough stronger rows fire the same features",
@@ -190,13 +194,13 @@ def _row(candidate: _Candidate, feature: int, explanations: Mapping[int, str | N
         "fires": sorted(candidate.fires),
         "step": candidate.step,
         "source": candidate.id,
-        **{name: facts[name] for name in ("engine", "model", "prompt_hash", "seed")},
+        **{name: facts[name] for name in ("cleaned", "engine", "model", "prompt_hash", "seed")},
         "parents": [candidate.id, *(facts["parents"] or [])],
     }
 
 
 def _metrics(
-    candidates: Sequence[_Candidate], reasons: Mapping[str, str], served: Mapping[str, int], delta: float
+    candidates: Sequence[_Candidate], reasons: Mapping[str, str], served: Mapping[str, int], chosen: AbstractSet[int]
 ) -> dict[str, Any]:
     steps = {}
     for step in sorted({c.step for c in candidates}):
@@ -204,6 +208,7 @@ def _metrics(
         steps[str(step)] = {
             "texts": len(ours),
             "fire_a_missing_feature": sum(bool(c.fires) for c in ours),
+            "fire_a_feature_aimed_at": sum(not chosen.isdisjoint(c.fires) for c in ours),
             "copies": sum(reasons.get(c.id) == "copies_source" for c in ours),
             "near_duplicates": sum(reasons.get(c.id) == "near_duplicate" for c in ours),
             "selected": sum(c.id in served for c in ours),
@@ -212,4 +217,5 @@ def _metrics(
                 {f for c in ours if reasons.get(c.id) != "copies_source" for f in c.fires}
             ),
         }
-    return {"delta": delta, "steps": steps, "features_served": len(set(served.values()))}
+    features = set(served.values())
+    return {"steps": steps, "features_served": len(features), "aimed_at_served": len(features & chosen)}

@@ -36,7 +36,9 @@ pytest.importorskip("torch", reason="the extra `local` is not installed")
 COMMAND = Path(sys.executable).with_name("pipeline")
 SHIPPED = Path(__file__).parents[2] / "pipelines" / "data"
 KINDS = ["poem", "sql_query", "email", "translation", "regex", "recipe"]
-LIMIT = 12
+LIMIT = 24
+"""Features put to the judge."""
+AIMED_AT = 6
 TASK = "Short requests that people send to a chat assistant."
 
 
@@ -66,8 +68,8 @@ class Judge(FaultServer):
             "seed_data": {"source": str(SHIPPED / "seed.jsonl"), "label": "kind", "where": seed},
             "measure": {"layer": 2},
             "sae": {"train": {"width": 256, "k": 8, "steps": 30, "batch_tokens": 128, "held_out_share": 0.03}},
-            "missing": {"limit": LIMIT, "delta_quantile": 0.3, "alpha": 0.3},
-            "judge": {"task": TASK, "engine": engine} | settings,
+            "missing": {"limit": AIMED_AT, "delta_quantile": 0.3, "alpha": 0.3},
+            "judge": {"task": TASK, "engine": engine, "settings": {"limit": LIMIT}} | settings,
             "synthesis": {
                 "candidates": 1,
                 "generations": 1,
@@ -94,14 +96,13 @@ class Judged:
 
     @property
     def asked(self) -> int:
-        """Features put to the judge: those aimed at without one."""
-        chosen = self.outputs["missing"].metrics["chosen"]
-        assert 8 <= chosen <= LIMIT
-        return int(chosen)
+        """Features put to the judge: all missing ones, but no more than the limit."""
+        assert self.outputs["missing"].metrics["missing"] >= LIMIT
+        return LIMIT
 
     @property
     def kept(self) -> pl.DataFrame:
-        return self.interpreted.read().filter("chosen")
+        return self.interpreted.read()
 
 
 def _up_to_the_judge(execution: Execution) -> None:
@@ -173,9 +174,47 @@ async def test_features_that_the_judge_turns_down_are_counted_and_never_aimed_at
     reasons = found.interpreted.manifest["reasons"]
 
     assert reasons["irrelevant"] == judge.kinds["relevance"] > 0
-    assert sum(reasons.values()) == found.asked and judge.kinds["detection"] == 0
+    assert sum(reasons.values()) - reasons["over_limit"] == found.asked and judge.kinds["detection"] == 0
     assert found.outputs["prompts.1"].rows == found.outputs["dataset"].rows == 0
     assert f"The judge kept 0 of the {found.asked}" in (found.path / "report.html").read_text("utf-8")
+
+
+async def test_beyond_the_limit_the_least_sure_features_are_left_out_by_name(root: Path) -> None:
+    async with Judge("coin", by_coin) as judge:
+        found = await _run(root, judge)
+    missing = found.outputs["missing"].read()
+    left_out = found.interpreted.rejects()
+
+    assert set(left_out["reason"]) == {"over_limit"}
+    assert left_out.height + found.kept.height == missing.height == found.outputs["missing"].metrics["missing"]
+    unsure = missing.join(left_out, on="id", how="semi")["p_value"]
+    assert max(found.kept["p_value"]) <= min(unsure)
+
+
+async def test_with_all_of_the_anchor_judged_only_relevant_features_count_in_fac(root: Path) -> None:
+    settings: dict[str, Any] = {"scope": "anchor", "settings": {"limit": 10_000, "score": False}}
+    async with Judge("rule", by_rule) as judge:
+        found = await _run(root, judge, whole=True, **settings)
+    metrics, live = found.outputs["coverage"].metrics, found.outputs["missing"].metrics["live_in_anchor"]
+    kept = {status: set(rows["feature"]) for (status,), rows in found.kept.group_by("status")}
+    delta, seed = found.outputs["missing"].metrics["delta"], found.outputs["features.seed"].read()
+    in_seed = seed.explode("features", "values").filter(pl.col("values") > delta)["features"]
+
+    assert found.interpreted.manifest["counts"]["attempted"] == live
+    assert metrics["before"]["n_anchor"] == found.kept.height < live
+    assert metrics["before"]["n_covered"] == len(set(in_seed) & (kept["missing"] | kept["present"]))
+    assert metrics["missing"] == len(kept["missing"]) > 0
+    assert set(found.outputs["targets"].read()["feature"]) == kept["missing"]
+    assert "FAC counts these alone" in (found.path / "README.md").read_text("utf-8")
+
+
+async def test_what_the_judge_turns_down_is_not_missing(root: Path) -> None:
+    async with Judge("rule", by_rule) as judge:
+        found = await _run(root, judge, whole=True)
+    metrics, before = found.outputs["coverage"].metrics, found.outputs["missing"].metrics
+
+    assert metrics["missing"] == found.kept.height < before["missing"]
+    assert metrics["before"]["n_anchor"] == before["live_in_anchor"]
 
 
 async def test_a_task_that_is_not_given_is_not_claimed_to_be_judged(root: Path) -> None:

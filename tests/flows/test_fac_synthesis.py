@@ -76,11 +76,13 @@ def done(workspace: Workspace, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 def test_new_rows_fire_missing_features_above_delta(done: Done) -> None:
     delta = done.outputs["missing"].metrics["delta"]
-    chosen = done.outputs["missing"].read().filter("chosen")["feature"].to_list()
+    targets = done.outputs["targets"].read()
+    missing, chosen = set(targets["feature"]), set(targets.filter("chosen")["feature"])
     rows = done.outputs["dataset"].read()
     assert rows.height > 0
     assert (rows["activation"] > delta).all()
-    assert set(rows["feature"]) <= set(chosen)
+    assert chosen & set(rows["feature"]) and set(rows["feature"]) <= missing
+    assert len(chosen) == 6 < len(missing) == done.outputs["missing"].metrics["missing"]
     for fires, feature in zip(rows["fires"], rows["feature"], strict=True):
         assert feature in fires.to_list()
 
@@ -176,8 +178,9 @@ def test_every_control_runs_to_a_dataset(workspace: Workspace, done: Done, metho
     assert ("texts.2" in result.outputs) is (method != "one_step")
     assert result.outputs["coverage"].rows == 2
     if method == "random_features":
-        delta, missing = result.outputs["missing"].metrics["delta"], result.outputs["missing"].read()
-        assert (missing.filter("chosen")["seed_support"] > 0).any(), "random live features are not all missing"
+        delta, targets = result.outputs["missing"].metrics["delta"], result.outputs["targets"].read()
+        assert targets["chosen"].all() and set(result.outputs["dataset"].read()["feature"]) <= set(targets["feature"])
+        assert (targets["seed_support"] > 0).all(), "by set difference, all that isn't missing fires in the seed"
         assert delta == done.outputs["missing"].metrics["delta"]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from headwater.core.store import StageOutput
 from headwater.stages.curate.load import Load, LoadConfig
 from headwater.stages.fac.first_prompts import PROMPT_SCHEMA
 from headwater.stages.fac.missing import MISSING_SCHEMA
+from headwater.stages.fac.targets import TARGET_SCHEMA
 
 FEATURES = schema(
     row=pa.string(),
@@ -35,30 +36,36 @@ TEXTS = schema(
 )
 
 
+def _found(features: Mapping[int, Sequence[str]]) -> list[dict[str, Any]]:
+    return [
+        {
+            "id": f"missing-{feature}",
+            "feature": feature,
+            "anchor_support": len(examples),
+            "seed_support": 0,
+            "p_value": 0.01,
+            "anchor_max": 9.0,
+            "spans": [],
+            "examples": list(examples),
+            "example_rows": [f"anchor-{feature}-{n}" for n in range(len(examples))],
+            **dict.fromkeys(("explanation", "verified", "relevance", "detection", "fuzzing")),
+        }
+        for feature, examples in features.items()
+    ]
+
+
 @dataclass(frozen=True)
 class Tables:
     """Builders of stage outputs out of what a test cares about."""
 
     make: Callable[..., StageOutput]
 
-    def missing(self, chosen: Mapping[int, Sequence[str]], *, delta: float = 1.0) -> StageOutput:
-        """Missing features, each with the anchor texts that fire it, and a run in which δ is `delta`."""
-        rows = [
-            {
-                "id": f"missing-{feature}",
-                "feature": feature,
-                "chosen": True,
-                "anchor_support": len(examples),
-                "seed_support": 0,
-                "p_value": 0.01,
-                "anchor_max": 9.0,
-                "spans": [],
-                "examples": list(examples),
-                "example_rows": [f"anchor-{feature}-{n}" for n in range(len(examples))],
-                **dict.fromkeys(("explanation", "verified", "relevance", "detection", "fuzzing")),
-            }
-            for feature, examples in chosen.items()
-        ]
+    def missing(self, features: Mapping[int, Sequence[str]], *, delta: float = 1.0, **status: str) -> StageOutput:
+        """Missing features, each with the anchor texts that fire it, and a run in which δ is `delta`.
+
+        `f7="random"` gives feature 7 another status.
+        """
+        rows = [row | {"status": status.get(f"f{row['feature']}", "missing")} for row in _found(features)]
         facts = {
             "delta": delta,
             "delta_quantile": None,
@@ -69,6 +76,11 @@ class Tables:
             "width": 64,
         }
         return self.make("missing", MISSING_SCHEMA, rows, {"missing.json": json.dumps(facts)})
+
+    def targets(self, features: Mapping[int, Sequence[str]], chosen: Collection[int]) -> StageOutput:
+        """Missing features, of which `chosen` are aimed at."""
+        rows = [row | {"status": "missing", "chosen": row["feature"] in chosen} for row in _found(features)]
+        return self.make("targets", TARGET_SCHEMA, rows)
 
     def prompts(self, step: int, written_for: Mapping[str, int]) -> StageOutput:
         """Prompts by id, each with the feature that it asks for."""
@@ -90,7 +102,7 @@ class Tables:
                 "seed": 1,
                 "engine": "test",
                 "model": "test",
-                "cleaned": False,
+                "cleaned": "owls" in text,
             }
             for key, (request, text) in texts.items()
         ]

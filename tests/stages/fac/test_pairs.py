@@ -16,7 +16,6 @@ ANCHOR = {3: ["an anchor text for three"], 5: ["an anchor text for five"], 7: ["
 @pytest.fixture
 def inputs(tables: Any) -> dict[str, StageOutput]:
     """Feature 3 is fired by its own candidate a2; feature 5 only by a candidate of 3; feature 7 by nobody."""
-    missing = tables.missing(ANCHOR)
     written = {"p1": 3, "p2": 3, "p3": 5, "p4": 5, "p5": 7}
     texts = {f"a{n}": (f"p{n}", f"candidate {n}") for n in range(1, 6)}
     fires: dict[str, dict[int, float]] = {
@@ -27,8 +26,8 @@ def inputs(tables: Any) -> dict[str, StageOutput]:
         "a5": {7: 1.0},
     }
     return {
-        "missing": missing,
-        "facts": missing,
+        "targets": tables.targets(ANCHOR, ANCHOR),
+        "facts": tables.missing(ANCHOR),
         "prompts": tables.prompts(1, written),
         "candidates": tables.texts(1, texts),
         "features": tables.features("1", fires),

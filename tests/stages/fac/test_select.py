@@ -15,7 +15,7 @@ LONG = "please convert the following list of seven temperatures from celsius int
 
 @pytest.fixture
 def inputs(tables: Any) -> dict[str, StageOutput]:
-    missing = tables.missing({3: ["anchor three"], 5: ["anchor five"]})
+    features = {3: ["anchor three"], 5: ["anchor five"], 8: ["anchor eight"]}
     texts = {
         "t1": ("p1", "a strong text about rivers and their sources"),
         "t2": ("p1", "a strong text about rivers and their source"),
@@ -24,6 +24,7 @@ def inputs(tables: Any) -> dict[str, StageOutput]:
         "t5": ("p2", "a weaker text about mountains in winter"),
         "t6": ("p2", "one more text, on trains that run late at night"),
         "t7": ("p2", "fires both of the features very strongly indeed"),
+        "t8": ("p1", "written for three, but it happens to be about owls"),
     }
     fires: dict[str, dict[int, float]] = {
         "t1": {3: 5.0},
@@ -33,10 +34,11 @@ def inputs(tables: Any) -> dict[str, StageOutput]:
         "t5": {3: 2.0},
         "t6": {3: 1.5},
         "t7": {3: 6.0, 5: 3.0},
+        "t8": {8: 2.5},
     }
     return {
-        "missing": missing,
-        "facts": missing,
+        "targets": tables.targets(features, {3, 5}),
+        "facts": tables.missing(features),
         "anchor": tables.loaded("anchor", [LONG]),
         "seed": tables.loaded("seed", ["a seed text"]),
         "prompts.1": tables.prompts(1, {"p1": 3, "p2": 5}),
@@ -57,8 +59,23 @@ def test_every_text_is_kept_or_rejected_for_its_reason(
         "t4": "fires_no_missing_feature",
         "t6": "over_budget",
     }
-    assert set(kept) == {"t1", "t5", "t7"}
-    assert output.manifest["counts"] == {"attempted": 7, "accepted": 3, "rejected": 4, "owed": 0}
+    assert set(kept) == {"t1", "t5", "t7", "t8"}
+    assert output.manifest["counts"] == {"attempted": 8, "accepted": 4, "rejected": 4, "owed": 0}
+
+
+def test_a_text_that_fires_a_missing_feature_nobody_aimed_at_serves_that_one(
+    run: Callable[..., StageOutput], inputs: dict[str, StageOutput]
+) -> None:
+    output = run(Select(SelectConfig()), inputs)
+    rows = {row["source"]: row for row in output.read().iter_rows(named=True)}
+    assert rows["t8"]["feature"] == 8 and rows["t8"]["fires"] == [8]
+    step = output.metrics["steps"]["1"]
+    assert (step["fire_a_missing_feature"], step["fire_a_feature_aimed_at"]) == (7, 6)
+    assert (output.metrics["features_served"], output.metrics["aimed_at_served"]) == (3, 2)
+
+
+def test_rows_say_when_a_text_was_cleaned(run: Callable[..., StageOutput], inputs: dict[str, StageOutput]) -> None:
+    assert set(run(Select(SelectConfig()), inputs).read()["cleaned"]) == {False, True}
 
 
 def test_a_row_that_fires_several_features_goes_to_the_one_with_the_fewest_candidates(

@@ -1,0 +1,91 @@
+"""Which missing features to write for: as many as asked, spread over the anchor's rows.
+
+Every row of the output is a feature that new rows may be kept for; with a judge, one of those that it kept. `chosen`
+marks those that prompts are written for; a row that happens to fire one of the others serves it too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+from pydantic import Field
+
+from headwater.core.store import OutputWriter, StageOutput
+from headwater.stages.base import Forecast, StageConfig, StageContext, TableStage
+from headwater.stages.fac.missing import MISSING_SCHEMA, load_activations
+from headwater.stages.fac.space_artifact import missing_facts
+
+if TYPE_CHECKING:
+    from headwater.sae.coverage import Activations
+
+TARGET_SCHEMA = pa.schema([*MISSING_SCHEMA, pa.field("chosen", pa.bool_())])
+
+
+class TargetsConfig(StageConfig):
+    limit: int = Field(60, ge=1)
+    """Features to write prompts for."""
+    random_features: bool = False
+    """A control: aim at the random live features in place of the missing ones."""
+
+
+class Targets(TableStage[TargetsConfig]):
+    name: ClassVar[str] = "targets"
+    version: ClassVar[int] = 1
+    inputs: ClassVar[Mapping[str, Sequence[str]]] = {
+        "facts": (),
+        "missing": tuple(MISSING_SCHEMA.names),
+        "anchor_features": ("row", "n_tokens", "features", "values", "positions"),
+    }
+
+    @property
+    def output(self) -> pa.Schema:
+        return TARGET_SCHEMA
+
+    @property
+    def may_be_empty(self) -> bool:
+        return True
+
+    def forecast(self, rows: Mapping[str, int]) -> Forecast:
+        return Forecast(rows=min(rows["missing"], self.config.limit))
+
+    def run(self, inputs: Mapping[str, StageOutput], out: OutputWriter, context: StageContext) -> None:
+        facts = missing_facts(inputs["facts"])
+        wanted = "random" if self.config.random_features else "missing"
+        targets = inputs["missing"].read().filter(pl.col("status") == wanted).select(MISSING_SCHEMA.names)
+        anchor = load_activations(inputs["anchor_features"], facts.width)
+        chosen = spread(anchor, targets["feature"].to_list(), facts.delta, self.config.limit)
+        out.write(targets.with_columns(chosen=pl.col("feature").is_in(chosen)))
+        out.metrics = {"targets": targets.height, "chosen": len(chosen)}
+
+
+def spread(anchor: Activations, features: Sequence[int], delta: float, limit: int) -> list[int]:
+    """At most `limit` of the features, so that together they fire on as many different anchor rows as they can.
+
+    Greedy: each next feature is the one that fires on most rows not yet fired on; once no row is left, all count anew.
+    A choice by support or p-value alone takes twenty features of one kind of row.
+    """
+    if len(features) <= limit:
+        return list(features)
+    entries = np.flatnonzero(anchor.values > delta)
+    rows = anchor.rows_of(entries)
+    firing: dict[int, set[int]] = {feature: set() for feature in features}
+    for row, feature in zip(rows.tolist(), anchor.features[entries].tolist(), strict=True):
+        if feature in firing:
+            firing[feature].add(row)
+    chosen: list[int] = []
+    fresh: set[int] = set()
+    while len(chosen) < limit:
+        best = max(firing, key=lambda f: (len(firing[f] & fresh), len(firing[f]), -f))
+        if not firing[best] & fresh:
+            left = set().union(*firing.values())
+            if fresh == left or not left:
+                break
+            fresh = left
+            continue
+        chosen.append(best)
+        fresh -= firing.pop(best)
+    return sorted(chosen)

@@ -1,0 +1,48 @@
+"""Which features are aimed at, and which else a row may be kept for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from headwater.core.store import StageOutput
+from headwater.stages.fac.targets import Targets, TargetsConfig
+
+FEATURES = {2: ["a"], 4: ["b"], 6: ["c"], 8: ["d"]}
+FIRES: dict[str, dict[int, float]] = {
+    "r1": {2: 5.0, 4: 5.0},
+    "r2": {2: 5.0, 4: 5.0},
+    "r3": {2: 5.0},
+    "r4": {6: 5.0, 8: 0.5},
+}
+"""Feature 4 fires on rows that 2 fires on too; 6 on a row of its own; 8 nowhere above δ = 1."""
+
+
+def _chosen(output: StageOutput) -> dict[int, bool]:
+    return dict(output.read().select("feature", "chosen").iter_rows())
+
+
+def _inputs(tables: Any, **status: str) -> dict[str, StageOutput]:
+    missing = tables.missing(FEATURES, **status)
+    return {"missing": missing, "facts": missing, "anchor_features": tables.features("anchor", FIRES)}
+
+
+def test_features_are_chosen_to_cover_different_rows(run: Callable[..., StageOutput], tables: Any) -> None:
+    """By support, 2 and 4 would win; but 4 adds no row to what 2 covers."""
+    output = run(Targets(TargetsConfig(limit=2)), _inputs(tables))
+    assert _chosen(output) == {2: True, 4: False, 6: True, 8: False}
+    assert output.metrics == {"targets": 4, "chosen": 2}
+
+
+def test_with_room_for_all_every_feature_is_aimed_at(run: Callable[..., StageOutput], tables: Any) -> None:
+    assert all(_chosen(run(Targets(TargetsConfig(limit=9)), _inputs(tables))).values())
+
+
+def test_features_that_are_not_missing_are_no_targets(run: Callable[..., StageOutput], tables: Any) -> None:
+    inputs = _inputs(tables, f2="present", f4="random")
+    assert set(_chosen(run(Targets(TargetsConfig()), inputs))) == {6, 8}
+
+
+def test_the_control_aims_at_the_random_features_alone(run: Callable[..., StageOutput], tables: Any) -> None:
+    inputs = _inputs(tables, f2="present", f4="random")
+    assert _chosen(run(Targets(TargetsConfig(random_features=True)), inputs)) == {4: True}
