@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import shutil
 import time
 from collections.abc import Iterator
@@ -14,9 +16,13 @@ from headwater.core.store import DAMAGED, FAILED, UNFINISHED, Workspace, load_ou
 DAMAGED_DAYS = 7
 """How long an output set aside because it did not match its manifest may be looked at."""
 
+SETTLED_SECONDS = 10
+"""Age from which a temporary file may be taken for abandoned. Writing one takes milliseconds; its process may be out of
+sight, in another container."""
+
 
 def sweep(workspace: Workspace) -> None:
-    """Remove unfinished outputs and locks of dead processes, and what was kept to be looked at and is out of date.
+    """Remove what dead processes left: unfinished outputs, locks, temporary files; and what was kept too long.
 
     An output belongs to whoever holds its lock; everything of it is removed under that lock, which is not waited for.
     """
@@ -29,6 +35,8 @@ def sweep(workspace: Workspace) -> None:
         stamp = path.name.rpartition("-")[2]
         if stamp.isdecimal() and int(stamp) < oldest:
             shutil.rmtree(path, ignore_errors=True)
+    for path in (*workspace.runs.glob("*/*/.*.*"), *workspace.cache.glob(".*.*")):
+        _sweep_temporary(path)
 
 
 def _names(workspace: Workspace) -> Iterator[str]:
@@ -45,3 +53,21 @@ def _sweep_output(stages: Path, name: str) -> None:
     if (failed.exists() or journal.exists()) and load_output(stages / name) is not None:
         shutil.rmtree(failed, ignore_errors=True)
         delete_journal(journal)
+
+
+def _sweep_temporary(path: Path) -> None:
+    """Remove `.<name>.<process>`: a small file that its process was about to put in the place of `<name>`."""
+    number = path.name.rpartition(".")[2]
+    with contextlib.suppress(OSError):  # the file went meanwhile, or is not ours to remove
+        if number.isdecimal() and time.time() - path.stat().st_mtime > SETTLED_SECONDS and not _lives(int(number)):
+            path.unlink()
+
+
+def _lives(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:  # it lives, and is somebody else's
+        return True
+    return True

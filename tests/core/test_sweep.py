@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from headwater.core.journal import Entry, Journal
 from headwater.core.locks import file_lock
 from headwater.core.rows import Reject, schema
 from headwater.core.store import OutputWriter, Workspace, load_output, set_aside_damaged
-from headwater.core.sweep import DAMAGED_DAYS, sweep
+from headwater.core.sweep import DAMAGED_DAYS, SETTLED_SECONDS, sweep
 
 PRINT = Fingerprint({"stage": "numbers"})
 NAME = f"numbers-{PRINT.digest}"
@@ -146,6 +147,47 @@ def test_a_damaged_output_can_be_looked_at_for_some_days(workspace: Workspace, m
     sweep(workspace)
 
     assert _there(workspace) == [new.name]
+
+
+WRITER = """
+import os, pathlib, signal, sys
+pathlib.Path(f"{sys.argv[1]}.{os.getpid()}").write_text("half")
+if sys.argv[2] == "dies":
+    os.kill(os.getpid(), signal.SIGKILL)
+print("written", flush=True)
+sys.stdin.readline()
+"""
+
+
+def _temporary(path: Path, fate: str, age: float) -> tuple[subprocess.Popen[str], Path]:
+    """A process that has written a temporary file, and that file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-c", WRITER, str(path), fate]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    process.stdout.readline()
+    if fate == "dies":
+        assert process.wait() == -signal.SIGKILL
+    file = path.with_name(f"{path.name}.{process.pid}")
+    os.utime(file, (time.time() - age,) * 2)
+    return process, file
+
+
+@pytest.mark.parametrize("place", ["runs/tiny/2026-01-01T00-00-00/.run.json", "cache/.rates.json"])
+def test_the_temporary_files_of_dead_processes_go_and_all_others_stay(workspace: Workspace, place: str) -> None:
+    old, new = 2 * SETTLED_SECONDS, 0.0
+    _, abandoned = _temporary(workspace.root / place, "dies", old)
+    _, fresh = _temporary(workspace.root / place, "dies", new)
+    living, held = _temporary(workspace.root / place, "lives", old)
+    others = [abandoned.with_name(name) for name in (".alive", ".notes.txt", f"run.{abandoned.suffix[1:]}")]
+    for other in others:
+        other.touch()
+        os.utime(other, (0, 0))
+
+    sweep(workspace)
+
+    assert sorted(abandoned.parent.iterdir()) == sorted([fresh, held, *others])
+    living.communicate("go on\n")
 
 
 def test_a_workspace_that_is_new_has_nothing_to_sweep(workspace: Workspace) -> None:
