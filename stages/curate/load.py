@@ -176,7 +176,10 @@ class Load(TableStage[LoadConfig]):
             spoken = any(message["role"] == "user" for message in messages)
             reason, detail = ("empty_text", "nothing but white space") if spoken else ("no_user_turn", "no user speaks")
             return Reject(key, reason, f"{where}: {detail}", text)
-        label = None if self.config.label is None else str(record[self.config.label])
+        label = None
+        if self.config.label is not None:
+            label, changed = clean_text(str(record[self.config.label]))
+            cleaned |= changed
         return {
             "id": key,
             "text": text,

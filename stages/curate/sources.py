@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import functools
 import glob
 import gzip
 import hashlib
 import io
+import json
 import lzma
 import re
 import zlib
@@ -15,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NoReturn
 from urllib.parse import urlsplit
 
 import orjson
@@ -40,6 +42,8 @@ _COMPRESSED = (".gz", ".zst", ".bz2", ".xz")
 _CHUNK_BYTES = 1 << 20
 _HUB_TIMEOUT_S = 10
 _COMMIT = re.compile(r"^[0-9a-f]{40}$")
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+"""As JSON escapes it, alone or one of a pair."""
 _READ_ERRORS = (OSError, EOFError, ValueError, zlib.error, lzma.LZMAError)
 _REFUSALS = range(400, 408)
 _NO_NETWORK = "Check the network, or give a local file: a run needs no network then."
@@ -238,7 +242,7 @@ def _jsonl(handle: IO[bytes], name: str) -> Iterator[Record | BadRecord]:
 
 def _json_array(text: bytes) -> Iterator[Record | BadRecord]:
     try:
-        values = orjson.loads(text)
+        values = _loads(text)
     except orjson.JSONDecodeError as error:
         yield BadRecord("bad_json", f"the JSON array: {error}", text[:500].decode("utf-8", "replace"))
         return
@@ -248,7 +252,7 @@ def _json_array(text: bytes) -> Iterator[Record | BadRecord]:
 
 def _parsed(line: bytes, where: str) -> Record | BadRecord:
     try:
-        value = orjson.loads(line)
+        value = _loads(line)
     except orjson.JSONDecodeError as error:
         raw = line.decode("utf-8", "replace").rstrip("\n")
         try:
@@ -259,6 +263,24 @@ def _parsed(line: bytes, where: str) -> Record | BadRecord:
     if not isinstance(value, dict):
         return BadRecord("not_an_object", f"{where} is not a JSON object", line.decode("utf-8", "replace").rstrip("\n"))
     return value
+
+
+def _loads(text: bytes) -> Any:
+    """The value that the JSON spells, an escaped lone surrogate and all: the row is worth having without it.
+
+    Raises JSONDecodeError for everything that orjson refuses for another reason.
+    """
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError:
+        if _SURROGATE.search(text) is not None:
+            with contextlib.suppress(ValueError, RecursionError):
+                return json.loads(text.decode("utf-8"), parse_constant=_refuse)
+        raise
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is no JSON")
 
 
 def _delimited(handle: IO[bytes], delimiter: str, name: str) -> Iterator[Record | BadRecord]:

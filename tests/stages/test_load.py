@@ -172,6 +172,46 @@ def test_lone_surrogates_and_nuls_are_cleaned_and_flagged(tmp_path: Path, run: R
     assert rows["cleaned"].to_list() == [True, False]
 
 
+@pytest.mark.parametrize("shape", ["lines", "array"])
+def test_an_escaped_lone_surrogate_is_cleaned_and_an_escaped_pair_is_a_character(
+    tmp_path: Path, run: RunStage, shape: str
+) -> None:
+    rows = [
+        rb'{"text": "half \ud83d of one, whole \ud83d\ude00", "kind": "k"}',
+        rb'{"text": "plain", "kind": "k\udfff"}',
+        rb'{"text": "whole \ud83d\ude00", "kind": "k"}',
+    ]
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b"\n".join(rows) if shape == "lines" else b"[" + b",".join(rows) + b"]")
+
+    loaded = run(Load(LoadConfig(source=str(path), label="kind"))).read()
+
+    assert loaded["text"].to_list() == [
+        "half \ufffd of one, whole \N{GRINNING FACE}",
+        "plain",
+        "whole \N{GRINNING FACE}",
+    ]
+    assert loaded["label"].to_list() == ["k", "k\ufffd", "k"]
+    assert loaded["cleaned"].to_list() == [True, True, False]
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        (rb'{"text": "\ud800"', "bad_json"),
+        (rb'{"text": "\ud800", "n": NaN}', "bad_json"),
+        (b'{"text": "\\ud800 caf\xe9"}', "invalid_utf8"),
+        (b'{"text": "\\ud800 \xed\xa0\x80"}', "invalid_utf8"),
+        (b'{"n": "\\ud800", "text": ' + b"[" * 100_000, "bad_json"),
+    ],
+)
+def test_a_lone_surrogate_excuses_nothing_else(tmp_path: Path, run: RunStage, line: bytes, reason: str) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'{"text": "fine"}\n' + line + b"\n")
+    with pytest.raises(ConfigError, match=f"{reason} in line 2"):
+        run(Load(LoadConfig(source=str(path))))
+
+
 def test_a_folder_of_shards_is_one_dataset(tmp_path: Path, run: RunStage) -> None:
     folder = tmp_path / "shards"
     folder.mkdir()
