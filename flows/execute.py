@@ -10,12 +10,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from headwater.core.errors import HeadwaterError, Stopped
+from headwater.core.errors import ConfigError, HeadwaterError, Stopped
 from headwater.core.events import EventLog, Listener
 from headwater.core.meter import Meter
 from headwater.core.store import StageOutput, Workspace, disk_errors
 from headwater.core.sweep import sweep
 from headwater.flows.graph import Graph, Node
+from headwater.flows.plan import check_prices
 from headwater.flows.rates import Rate, Rates
 from headwater.flows.recipe import Recipe
 from headwater.flows.runs import Run, link_dataset, write_atomically
@@ -35,6 +36,7 @@ class Execution:
     listeners: tuple[Listener, ...] = ()
     """Hear every event; may be added to while the run goes on."""
     max_cost: float | None = None
+    """Dollars; ConfigError when a server of the recipe has no price, as it would never be used up."""
     max_tokens: int | None = None
     stop: threading.Event = field(default_factory=threading.Event)
     """Set it to stop the run gracefully: what is in flight ends, everything finished is kept."""
@@ -42,6 +44,11 @@ class Execution:
 
     def __post_init__(self) -> None:
         self.graph: Graph = self.recipe.graph()
+        try:
+            check_prices(self.recipe, self.graph, max_cost=self.max_cost)
+        except ConfigError as error:
+            self.run.set_state("failed", error=error.what, todo=error.todo)
+            raise
         self.meter = Meter(self.recipe.prices, max_cost=self.max_cost, max_tokens=self.max_tokens)
         self.events = EventLog(self.run.events_path, (self._tell,))
         self.engines = EnginePool(self.workspace.cache, self._note)

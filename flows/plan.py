@@ -77,8 +77,10 @@ def make_plan(recipe: Recipe, workspace: Workspace) -> Plan:
     return Plan(planned, tuple(why), unsure)
 
 
-def check_prices(recipe: Recipe, graph: Graph) -> None:
-    """Raises ConfigError for a price that no engine of the recipe goes by: no budget would ever count it."""
+def check_prices(recipe: Recipe, graph: Graph, *, max_cost: float | None = None) -> None:
+    """Raises ConfigError for a price that no engine of the recipe goes by, as no budget would ever count it; and for a
+    budget in dollars with a server that has no price, as nothing would ever be charged to it.
+    """
     configs = [config for node in graph for config in node.stage.engine_configs().values()]
     known = sorted({name for config in configs for name in price_names(config)})
     for name in recipe.prices:
@@ -87,6 +89,15 @@ def check_prices(recipe: Recipe, graph: Graph) -> None:
             raise ConfigError(
                 f"Key 'prices' holds {name!r}, which no engine of the recipe is called.",
                 todo=f"{did_you_mean(name, known)}{there}",
+            )
+    if max_cost is None:
+        return
+    for config in configs:
+        if not ENGINES[config.engine].local and find_price(recipe.prices, price_names(config)) is None:
+            raise ConfigError(
+                f"A budget of ${max_cost:g} can't be kept: key 'prices' has no price for {config.model!r}.",
+                todo="Add its dollars per million tokens, `input` and `output` (0 where it costs nothing); or limit "
+                "tokens instead of dollars.",
             )
 
 

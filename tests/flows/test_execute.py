@@ -8,11 +8,13 @@ import datasets
 import pytest
 from tiny_flow import CountConfig, SquareConfig, Tiny
 
-from headwater.core.errors import PermanentError, Stopped
+from headwater.core.errors import ConfigError, PermanentError, Stopped
 from headwater.core.events import read_events
+from headwater.core.meter import Price
 from headwater.core.store import Workspace
 from headwater.flows.execute import Execution, execute
 from headwater.flows.runs import create_run
+from headwater.llm.registry import EngineConfig
 
 
 def prepared(recipe: Tiny, workspace: Workspace) -> Execution:
@@ -103,6 +105,37 @@ def test_a_stop_before_the_first_stage_runs_nothing(workspace: Workspace) -> Non
 
     assert execution.run.status == "stopped"
     assert execution.run.lineage == {}
+
+
+SERVER = EngineConfig(engine="openai", base_url="http://127.0.0.1:1/v1", model="big")
+
+
+def test_a_budget_that_nothing_would_be_charged_to_is_refused_before_anything_is_asked(workspace: Workspace) -> None:
+    recipe = Tiny(pipeline="tiny", square=SquareConfig(engine=SERVER))
+    run = create_run(workspace, recipe.pipeline, recipe.resolved())
+
+    with pytest.raises(ConfigError, match=r"budget of \$1 .*'prices' has no price for 'big'"):
+        Execution(recipe, run, workspace, max_cost=1.0)
+
+    assert run.status == "failed" and "no price for 'big'" in run.state["error"]
+    assert not workspace.stages.exists()
+
+
+def test_a_price_that_no_engine_goes_by_is_refused_without_the_command_too(workspace: Workspace) -> None:
+    recipe = Tiny(pipeline="tiny", square=SquareConfig(engine=SERVER), prices={"bgi": Price()})
+    with pytest.raises(ConfigError, match="'bgi', which no engine"):
+        prepared(recipe, workspace)
+
+
+@pytest.mark.parametrize("square", [SquareConfig(engine=SERVER), SquareConfig(engine=EngineConfig()), SquareConfig()])
+def test_a_budget_is_kept_with_a_price_or_where_nothing_costs(workspace: Workspace, square: SquareConfig) -> None:
+    prices = {"big": Price()} if square.engine == SERVER else {}
+    recipe = Tiny(pipeline="tiny", square=square, prices=prices)
+    run = create_run(workspace, recipe.pipeline, recipe.resolved())
+
+    Execution(recipe, run, workspace, max_cost=1.0).close()
+
+    assert run.status == "running"
 
 
 def test_listeners_hear_the_run_from_beginning_to_end(workspace: Workspace) -> None:
