@@ -6,6 +6,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 VLLM_VENV := .venv-vllm
 PEERS_VENV := .venv-peers
+PEERS := clients curator data-designer distilabel
 export TOKENIZERS_PARALLELISM := false
 
 .PHONY: run test lint types unit vllm bench claims clean
@@ -29,7 +30,7 @@ unit: $(VENV)/installed
 vllm: $(VENV)/installed $(VLLM_VENV)/installed
 	$(VLLM_VENV)/bin/python -m pytest -q tests/llm/test_vllm.py
 
-bench: $(VENV)/installed $(PEERS_VENV)/installed
+bench: $(VENV)/installed $(PEERS:%=$(PEERS_VENV)/%/installed)
 	@for script in tests/bench/bench_*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
 
 claims: $(VENV)/installed
@@ -53,8 +54,14 @@ $(VLLM_VENV)/installed: .ci/vllm-env.sh constraints.txt
 	@bash .ci/vllm-env.sh $(VLLM_VENV)
 	@touch $@
 
-# The tools that `make bench` compares with, away from our own environment.
-$(PEERS_VENV)/installed:
-	@$(PYTHON) -m venv $(PEERS_VENV)
-	@$(PEERS_VENV)/bin/python -m pip --disable-pip-version-check --quiet install openai datatrove orjson aiofiles aiosqlite httpx
-	@touch $@
+# The tools that `make bench` compares with, away from our own environment and, where they don't get on, from each other.
+# One that can't be installed is no reason to stop: the bench says that it doesn't run.
+clients := openai datatrove orjson aiofiles aiosqlite httpx
+curator := bespokelabs-curator
+data-designer := data-designer
+distilabel := 'distilabel[openai]' requests
+
+$(PEERS_VENV)/%/installed:
+	@echo "Installing $* to compare with (some minutes) …"
+	@$(PYTHON) -m venv $(@D)
+	@if $(@D)/bin/python -m pip --disable-pip-version-check --quiet install $($*); then touch $@; fi

@@ -6,10 +6,10 @@ Part one: steady rows/s of 2,000 calls, 64 in flight, against a server with 50 m
 two sides alternate A B A B; medians and their ratio are printed. *Bare* posts and parses; *Headwater* also writes every
 row into the journal before it counts.
 
-Part two: from process start to a dataset on disk, each side in a fresh process, alternating too. The peers run in a
-environment of their own, `.venv-peers` unless `--peers` names another: a venv with `openai`, `datatrove`, `orjson`,
-`aiofiles`, `aiosqlite` and `httpx`, which `make bench` makes; a peer that doesn't run there is skipped, and the line
-says why.
+Part two: from process start to a dataset on disk, each side in a fresh process, alternating too. *Headwater* is the
+whole of `pipeline run --direct`: recipe, store, stages with their runners, dataset, card and report; *its engine alone*
+writes the journal and a Parquet file. Every peer has an environment of its own below `.venv-peers`, or the folder that
+`--peers` names, which `make bench` makes; a peer that doesn't run there is skipped, and a line says why.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import argparse
 import asyncio
 import json
 import os
+import resource
 import statistics
 import subprocess
 import sys
@@ -25,6 +26,7 @@ import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
@@ -37,17 +39,47 @@ from headwater.llm.types import ChatRequest, Completion, Message, Sampling
 
 IN_FLIGHT = 64
 LATENCY_MS = 50
+_PATIENCE_S = 600
 _SAMPLING = Sampling()
 _HERE = Path(__file__).resolve().parent
 _SERVER = _HERE.parent / "llm" / "fault_server.py"
 _PEERS = _HERE / "http_peers"
+_OURS = {"bare aiohttp": "bare.py", "Headwater": "pipeline_run.py", "its engine alone": "ours.py"}
+_THEIRS = {
+    "openai SDK": ("clients", "openai_peer.py"),
+    "datatrove": ("clients", "datatrove_peer.py"),
+    "curator": ("curator", "curator_peer.py"),
+    "DataDesigner": ("data-designer", "data_designer_peer.py"),
+    "distilabel": ("distilabel", "distilabel_peer.py"),
+}
+"""Peer → its environment and its script."""
+_QUIET = {
+    "PYTHONWARNINGS": "ignore",
+    "DO_NOT_TRACK": "1",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "TELEMETRY_ENABLED": "false",
+    "NEMO_TELEMETRY_ENABLED": "false",
+}
+"""For every side: nobody's telemetry is to leave the machine."""
+
+
+@dataclass(frozen=True)
+class Taken:
+    """What one side took."""
+
+    seconds: float
+    cpu_seconds: float
+
+
+class Unfinished(Exception):  # noqa: N818 - a peer that does not run here is no fault
+    """A side that left no whole dataset, and why."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--calls", type=int, default=2000)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--peers", type=Path, default=Path(".venv-peers"), help="a venv with openai and datatrove")
+    parser.add_argument("--peers", type=Path, default=Path(".venv-peers"), help="where the peers' venvs lie")
     given = parser.parse_args()
     with server() as base_url:
         steady(base_url, given.calls, given.rounds)
@@ -72,26 +104,27 @@ def steady(base_url: str, calls: int, rounds: int) -> float:
 
 def whole(base_url: str, calls: int, rounds: int, peers: Path) -> None:
     """Print rows/s from process start to a dataset on disk, each side in its own process."""
-    sides = {"bare aiohttp": [sys.executable, _PEERS / "bare.py"], "Headwater": [sys.executable, _PEERS / "ours.py"]}
-    python = peers / "bin" / "python"
-    if not python.exists():
-        print(f"skipped the peers: there is no environment {peers}; `make bench` makes .venv-peers")
-    else:
-        sides |= {
-            "openai SDK": [python, _PEERS / "openai_peer.py"],
-            "datatrove": [python, _PEERS / "datatrove_peer.py"],
-        }
-    rates: dict[str, list[float]] = {name: [] for name in sides}
+    sides = {name: [sys.executable, str(_PEERS / script)] for name, script in _OURS.items()}
+    for name, (environment, script) in _THEIRS.items():
+        python = peers / environment / "bin" / "python"
+        if python.exists():
+            sides[name] = [str(python), str(_PEERS / script)]
+        else:
+            print(f"skipped {name}: there is no environment {python.parent.parent}; `make bench` makes it")
+    taken: dict[str, list[Taken]] = {name: [] for name in sides}
     for _ in range(rounds):
         for name, command in list(sides.items()):
             try:
-                rates[name].append(calls / _run(command, base_url, calls))
-            except subprocess.CalledProcessError as error:
-                print(f"skipped {name}: {(error.stderr.strip().splitlines() or ['no word'])[-1]}")
-                del sides[name], rates[name]
+                taken[name].append(_run(command, base_url, calls))
+            except Unfinished as why:
+                print(f"skipped {name}: {why}")
+                del sides[name], taken[name]
     print(f"\nfrom process start to dataset on disk, {calls} calls, {rounds} rounds")
+    rates = {name: [calls / one.seconds for one in found] for name, found in taken.items()}
     for name, rate in rates.items():
-        _print_line(name, statistics.median(rate), rates["bare aiohttp"], f"{calls / statistics.median(rate):.2f} s")
+        cpu = statistics.median(one.cpu_seconds for one in taken[name])
+        rest = f"{calls / statistics.median(rate):.2f} s, {cpu:.2f} s CPU"
+        _print_line(name, statistics.median(rate), rates["bare aiohttp"], rest)
 
 
 async def bare(base_url: str, calls: int) -> float:
@@ -129,7 +162,8 @@ async def ours(base_url: str, calls: int) -> float:
 def server() -> Iterator[str]:
     """The base URL of a fault server in a process of its own, which ends with the block."""
     command = [sys.executable, str(_SERVER), "--latency-ms", str(LATENCY_MS)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    # Its stderr goes nowhere: curator asks without a message first, to learn limits, which the server doesn't expect.
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         assert process.stdout is not None
         try:
             yield process.stdout.readline().split()[-1]
@@ -158,18 +192,32 @@ def _body(number: int) -> dict[str, object]:
     return {"model": "fake", "messages": messages, "seed": number, "temperature": 0.8, "top_p": 0.9, "max_tokens": 256}
 
 
-def _run(command: list[object], base_url: str, calls: int) -> float:
-    """Seconds from the start of a process until its dataset of `calls` rows is on disk, counted and all."""
+def _run(command: list[str], base_url: str, calls: int) -> Taken:
+    """Run one side in an empty folder until its dataset of `calls` rows is on disk, counted and all.
+
+    Raises Unfinished when it ends in any other way.
+    """
     with tempfile.TemporaryDirectory() as folder:
-        told = [*map(str, command), base_url, str(calls), str(IN_FLIGHT), folder]
-        began = time.time()
-        subprocess.run(told, check=True, capture_output=True, text=True, env={**os.environ, "PYTHONWARNINGS": "ignore"})
+        told = [*command, base_url, str(calls), str(IN_FLIGHT), folder]
+        used, began = _children_cpu(), time.time()
+        environment = {**os.environ, **_QUIET, "HOME": folder}  # some leave files in one's home
+        try:
+            subprocess.run(told, check=True, capture_output=True, text=True, timeout=_PATIENCE_S, env=environment)
+        except subprocess.CalledProcessError as error:
+            raise Unfinished((error.stderr.strip().splitlines() or ["no word"])[-1]) from error
+        except subprocess.TimeoutExpired as error:
+            raise Unfinished(f"no dataset within {_PATIENCE_S} s") from error
         count_file = Path(folder) / "rows.json"
-        seconds = count_file.stat().st_mtime - began
+        taken = Taken(count_file.stat().st_mtime - began, _children_cpu() - used)
         rows = json.loads(count_file.read_text())
     if rows != calls:
-        raise SystemExit(f"{command[1]} left {rows} rows of {calls}")
-    return seconds
+        raise Unfinished(f"it left {rows} rows of {calls}")
+    return taken
+
+
+def _children_cpu() -> float:
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
 def _print_line(name: str, rate: float, base: list[float], rest: str) -> None:
