@@ -3,8 +3,8 @@
     python tests/bench/bench_http.py [--calls 2000] [--rounds 5] [--peers DIR]
 
 Part one: steady rows/s of 2,000 calls, 64 in flight, against a server with 50 ms latency in a process of its own. The
-two sides alternate A B A B; medians and their ratio are printed. *Bare* posts and parses; *Headwater* also writes every
-row into the journal before it counts.
+two sides alternate A B A B; printed are medians of the rates and of the ratios within a round. *Bare* posts and parses;
+*Headwater* also writes every row into the journal before it counts.
 
 Part two: from process start to a dataset on disk, each side in a fresh process, alternating too. *Headwater* is the
 whole of `pipeline run --direct`: recipe, store, stages with their runners, dataset, card and report; *its engine alone*
@@ -86,8 +86,8 @@ def main() -> None:
         whole(base_url, given.calls, given.rounds, given.peers)
 
 
-def steady(base_url: str, calls: int, rounds: int) -> float:
-    """Print steady rows/s of both sides; return Headwater's share of the bare client's."""
+def steady(base_url: str, calls: int, rounds: int) -> None:
+    """Print steady rows/s of both sides."""
     sides = {"bare aiohttp": bare, "Headwater with journal": ours}
     rates: dict[str, list[float]] = {name: [] for name in sides}
     cpu: dict[str, list[float]] = {name: [] for name in sides}
@@ -98,8 +98,7 @@ def steady(base_url: str, calls: int, rounds: int) -> float:
             cpu[name].append(time.process_time() - used)
     print(f"\nsteady, {calls} calls, {IN_FLIGHT} in flight, {LATENCY_MS} ms, {rounds} rounds A B A B")
     for name, rate in rates.items():
-        _print_line(name, statistics.median(rate), rates["bare aiohttp"], f"{statistics.median(cpu[name]):.2f} s CPU")
-    return statistics.median(rates["Headwater with journal"]) / statistics.median(rates["bare aiohttp"])
+        _print_line(name, rate, rates["bare aiohttp"], f"{statistics.median(cpu[name]):.2f} s CPU")
 
 
 def whole(base_url: str, calls: int, rounds: int, peers: Path) -> None:
@@ -124,7 +123,7 @@ def whole(base_url: str, calls: int, rounds: int, peers: Path) -> None:
     for name, rate in rates.items():
         cpu = statistics.median(one.cpu_seconds for one in taken[name])
         rest = f"{calls / statistics.median(rate):.2f} s, {cpu:.2f} s CPU"
-        _print_line(name, statistics.median(rate), rates["bare aiohttp"], rest)
+        _print_line(name, rate, rates["bare aiohttp"], rest)
 
 
 async def bare(base_url: str, calls: int) -> float:
@@ -220,8 +219,10 @@ def _children_cpu() -> float:
     return usage.ru_utime + usage.ru_stime
 
 
-def _print_line(name: str, rate: float, base: list[float], rest: str) -> None:
-    print(f"{name:<24}{rate:8.0f} rows/s   {rate / statistics.median(base):5.2f} of bare   {rest}")
+def _print_line(name: str, rates: list[float], base: list[float], rest: str) -> None:
+    """The median rate, and the median of the rounds' ratios: what slows a round slows both sides."""
+    share = statistics.median(mine / theirs for mine, theirs in zip(rates, base, strict=True))
+    print(f"{name:<24}{statistics.median(rates):8.0f} rows/s   {share:5.2f} of bare   {rest}")
 
 
 if __name__ == "__main__":
