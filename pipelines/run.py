@@ -39,7 +39,7 @@ def run_recipe(
     Raises what the run raises; `Stopped` after SIGINT, SIGTERM or a spent budget.
     """
     graph = recipe.graph()
-    check_prices(recipe, graph)
+    check_prices(recipe, graph, max_cost=max_cost)
     _check_servers(graph, workspace)
     run = create_run(workspace, recipe.pipeline, recipe.resolved())
     concerning(run.path)
