@@ -88,7 +88,7 @@ def test_ctrl_c_stops_after_what_is_in_flight_and_the_next_run_goes_on(
 def test_a_second_signal_stops_at_once(workspace: Workspace, recipe: Path, tmp_path: Path) -> None:
     log = tmp_path / "log"
     child = start(
-        workspace.root, "run", "-c", str(recipe), "--direct", "--set", "square.wait_s=30",
+        workspace.root, "run", "-c", str(recipe), "--direct", "--set", "square.wait_s=300",
         "--set", f"square.log={log}", "--set", "square.concurrency=60",
     )  # fmt: skip
     wait_until(Path(f"{log}.started").exists)
@@ -98,7 +98,7 @@ def test_a_second_signal_stops_at_once(workspace: Workspace, recipe: Path, tmp_p
     time.sleep(0.5)
     assert child.poll() is None, "the first one waits for what is in flight"
     child.send_signal(signal.SIGTERM)
-    child.communicate(timeout=5)
+    child.communicate(timeout=20)  # without the second one it would wait for half a minute
 
     assert child.returncode == 130
     assert "stopped" in pipeline(workspace.root, "status").stdout.splitlines()[0]
@@ -109,8 +109,8 @@ def test_a_killed_run_is_recognised_and_the_next_one_ends_in_the_same_bytes(
 ) -> None:
     log, other = tmp_path / "log", Workspace(tmp_path / "other")
     arguments = ("run", "-c", str(recipe), "--direct", "--set", f"square.log={log}")
-    child = start(workspace.root, *arguments, "--set", "square.wait_s=0.1")
-    wait_for_rows(log, 30)
+    child = start(workspace.root, *arguments, "--set", "square.wait_s=1")  # far from its end while it is looked at
+    wait_for_rows(log, 6)
     running = pipeline(workspace.root, "status").stdout
 
     child.kill()
