@@ -23,12 +23,12 @@ import yaml
 from tiny_cli import environment
 
 from headwater.core.events import read_events
+from headwater.tests.flows.short_texts import write_shortest
 from headwater.tests.waiting import wait_until
 
 pytest.importorskip("torch", reason="the extra `local` is not installed")
 
 KILLS = 5
-SHIPPED = Path(__file__).parents[2] / "pipelines" / "data"
 KINDS = {"anchor": ("poem", "sql_query", "email", "translation", "regex", "recipe"), "seed": ("email",)}
 ROWS_OF_A_KIND = {"anchor": 2, "seed": 3}
 RECIPE = {
@@ -97,10 +97,7 @@ class Pipelines:
 def pipelines(embedded_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pipelines]:
     folder = tmp_path_factory.mktemp("recipe")
     for name, kinds in KINDS.items():
-        rows = [json.loads(line) for line in (SHIPPED / f"{name}.jsonl").read_text("utf-8").splitlines()]
-        count = ROWS_OF_A_KIND[name]
-        short = [row for kind in kinds for row in _shortest([row for row in rows if row["kind"] == kind])[:count]]
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in short), "utf-8")
+        write_shortest(folder, name, kinds, ROWS_OF_A_KIND[name])
     (folder / "small.yaml").write_text(yaml.safe_dump(RECIPE))
     script = Path(__file__).with_name("fork_pipeline.py")
     with subprocess.Popen(
@@ -202,10 +199,6 @@ def _started(runs: list[Path]) -> Counter[str]:
     """How often every stage was made by one of `runs`."""
     events = (event for run in runs for event in read_events(run / "events.jsonl"))
     return Counter(event["stage"] for event in events if event["kind"] == "stage_started")
-
-
-def _shortest(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return sorted(rows, key=lambda row: len(row["text"]))
 
 
 def _runs(root: Path) -> list[Path]:
