@@ -1,6 +1,6 @@
 """FAC Synthesis as a user runs it: killed, stopped, started twice at once, with Prefect and without; always one result.
 
-Every run is a process of its own and uses the real model; all 17 stages of the pipeline take part.
+Every run is a process of its own and uses the real model; all 18 stages of the pipeline take part.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ RECIPE = {
     "reply": {"sampling": {"max_tokens": 16, "stop": ["\n", "."]}, "max_reject_share": 1.0},
     "coverage": {"sweep": [0.5], "draws": 15},
 }
-STAGES = 17
+STAGES = 18
 
 
 class Pipelines:
