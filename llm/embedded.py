@@ -11,10 +11,12 @@ mean negative log-likelihood, far below what four bits cost.
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import json
 import shutil
 import tempfile
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -106,10 +108,23 @@ def _convert(source: Path, folder: Path) -> None:
 
     where: dict[str, Any] = {"gguf_file": source.name, "local_files_only": True}
     # The GGUF reader shows its progress bars whatever the logging settings say.
-    with contextlib.redirect_stderr(io.StringIO()):
+    with contextlib.redirect_stderr(io.StringIO()), _read_once():
         tokenizer = AutoTokenizer.from_pretrained(source.parent, **where)
         model = AutoModelForCausalLM.from_pretrained(source.parent, dtype=torch.float32, **where)
         _save(model.to(torch.bfloat16), tokenizer, folder)
+
+
+@contextlib.contextmanager
+def _read_once() -> Iterator[None]:
+    """transformers reads the whole file three times, for the config, the tokenizer and the weights."""
+    import gguf
+
+    reader = gguf.GGUFReader
+    gguf.GGUFReader = functools.cache(reader)
+    try:
+        yield
+    finally:
+        gguf.GGUFReader = reader
 
 
 def _save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
