@@ -72,12 +72,6 @@ def schema(**columns: pa.DataType) -> pa.Schema:
     return pa.schema([*fields, *(pa.field(name, kind) for name, kind in columns.items())])
 
 
-def missing_columns(have: pa.Schema, need: Sequence[str]) -> list[str]:
-    """The names in `need` that `have` lacks, in the order of `need`."""
-    present = set(have.names)
-    return [name for name in need if name not in present]
-
-
 def conform(frame: pl.DataFrame, to: pa.Schema, where: str) -> pa.Table:
     """The frame as an Arrow table with exactly the schema `to`; columns are matched by name.
 

@@ -136,19 +136,6 @@ def silent_spans(
     return [_random_window(int(row), int(length), token_texts, rng) for row, length in zip(rows, lengths, strict=True)]
 
 
-def tokens_from_offsets(text: str, offsets: Sequence[tuple[int, int]]) -> list[str]:
-    """A row's text cut at the character offsets (start, end) of its own tokens; the pieces join to that text.
-
-    What lies between two tokens, such as a space that the tokenizer drops, goes to the later one. Of several tokens
-    that share a character the first gets it and the others are empty.
-    """
-    pieces, done = [], offsets[0][0] if offsets else 0
-    for _, end in offsets:
-        pieces.append(text[done : max(done, end)])
-        done = max(done, end)
-    return pieces
-
-
 _DOUBLED = re.compile(r"<(?=<)|>(?=>)")
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headwater.core.errors import PermanentError
-from headwater.core.rows import MESSAGES, Reject, conform, missing_columns, row_id, schema, table_of
+from headwater.core.rows import MESSAGES, Reject, conform, row_id, schema, table_of
 from headwater.core.seeds import derive_seed
 
 TEXTS = schema(text=pa.string(), score=pa.float64())
@@ -44,7 +44,6 @@ def test_seeds_are_the_same_forever_and_fit_a_signed_64_bit_integer() -> None:
 def test_a_schema_begins_with_an_id_that_is_never_null() -> None:
     assert TEXTS.names == ["id", "text", "score"]
     assert not TEXTS.field("id").nullable
-    assert missing_columns(TEXTS, ["score", "b", "id", "a"]) == ["b", "a"]
 
 
 def test_columns_are_matched_by_name() -> None:

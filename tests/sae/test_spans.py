@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from headwater.core.errors import ConfigError
 from headwater.sae.coverage import Activations
-from headwater.sae.spans import SPAN_TOKENS, Span, collect_spans, contrast, moved, silent_spans, tokens_from_offsets
+from headwater.sae.spans import SPAN_TOKENS, Span, collect_spans, contrast, moved, silent_spans
 
 ROWS = [[f" w{row}.{token}" for token in range(40)] for row in range(12)]
 
@@ -133,26 +133,6 @@ def test_there_is_always_exactly_one_pair_of_markers(tokens: list[str], data: st
 
 def test_a_peak_on_a_later_byte_of_a_character_marks_the_character() -> None:
     assert span("so ", "🦆", "", "").marked == "so <<🦆>>"
-
-
-def test_offsets_cut_a_text_into_pieces_that_join_to_it() -> None:
-    text = "user: one  two🦆x"
-    offsets = [(6, 9), (11, 14), (14, 15), (14, 15), (15, 16)]
-    assert tokens_from_offsets(text, offsets) == ["one", "  two", "🦆", "", "x"]
-    assert tokens_from_offsets(text, []) == []
-
-
-def test_offsets_of_a_real_tokenizer_join_to_the_text() -> None:
-    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
-
-    corpus = ["The ferry leaves the harbour, naïve ducks 🦆 swim; 渡轮离开。"]
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.train_from_iterator(corpus, trainers.BpeTrainer(vocab_size=280, show_progress=False))
-    encoded = tokenizer.encode(corpus[0] + " 🐦")
-    pieces = tokens_from_offsets(corpus[0] + " 🐦", encoded.offsets)
-    assert "".join(pieces) == corpus[0] + " 🐦"
-    assert len(pieces) == len(encoded.ids)
 
 
 def test_a_moved_span_keeps_its_peak_and_shows_what_follows() -> None:
