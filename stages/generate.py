@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import pyarrow as pa
 from pydantic import Field
 
-from headwater.core.errors import BadOutput
+from headwater.core.errors import BadOutput, PermanentError
 from headwater.core.fingerprint import canonical_json, sha256_text
 from headwater.core.rows import MESSAGES, Reject, Row, schema
 from headwater.core.seeds import derive_seed
@@ -68,6 +68,7 @@ class Generate(RowStage[GenerateConfig]):
         return {"engine": self.config.engine}
 
     def forecast(self, rows: Mapping[str, int]) -> Forecast:
+        """As if every first reply could be used."""
         calls = rows["rows"]
         return Forecast(
             rows=calls,
@@ -84,6 +85,7 @@ class Generate(RowStage[GenerateConfig]):
     async def process(self, row: Row, call: Call) -> Sequence[dict[str, Any]] | Reject:
         prompt = tuple(Message(message["role"], message["content"]) for message in row["prompt"])
         sampling = self.config.sampling
+        last = BadOutput("Not asked.", reason="not_asked")
         for attempt in range(1, self.config.attempts + 1):
             again = (attempt,) if attempt > 1 else ()
             seed = derive_seed(self._run_seed, self.name, row["id"], *again)
@@ -93,8 +95,13 @@ class Generate(RowStage[GenerateConfig]):
             except BadOutput as error:
                 if attempt == self.config.attempts:
                     raise
+                last = error
                 if error.reason == "cut_at_length":
                     sampling = sampling.model_copy(update={"max_tokens": 2 * sampling.max_tokens})
+            except PermanentError:
+                if sampling is self.config.sampling:
+                    raise
+                raise last from None  # it refuses so much room: the row is lost, and not the run
         raise AssertionError("a prompt is asked at least once")
 
     def _rows(self, row: Row, completion: Completion, seed: int) -> list[dict[str, Any]]:

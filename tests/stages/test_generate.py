@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from headwater.core.errors import PermanentError
 from headwater.core.rows import MESSAGES, schema
 from headwater.core.store import StageOutput
 from headwater.llm.registry import EngineConfig
@@ -61,6 +62,29 @@ async def test_after_the_last_attempt_the_row_is_rejected_for_its_last_reason(ru
 
     assert output.manifest["reasons"] == {"empty_reply": 1}
     assert output.manifest["counts"]["accepted"] == 2
+
+
+async def test_a_server_that_refuses_more_room_costs_the_row_and_not_the_run(run: Make, prompts: StageOutput) -> None:
+    async with FaultServer() as server:
+        server.script("cut", "bad_request")
+        output = await _generate(server, run, prompts, attempts=2)
+
+    assert output.manifest["reasons"] == {"cut_at_length": 1}
+    assert output.manifest["counts"]["accepted"] == 2
+
+
+async def test_a_server_that_refuses_the_request_itself_ends_the_run(run: Make, prompts: StageOutput) -> None:
+    async with FaultServer() as server:
+        server.script("empty_reply", "bad_request")
+        with pytest.raises(PermanentError):
+            await _generate(server, run, prompts, attempts=2)
+
+
+async def test_too_many_cut_replies_name_the_key_that_gives_them_room(run: Make, prompts: StageOutput) -> None:
+    async with FaultServer() as server:
+        server.script("cut", "cut")
+        with pytest.raises(PermanentError, match=r"2 of 3 rows.*max_tokens"):
+            await _generate(server, run, prompts, max_reject_share=0.5)
 
 
 async def test_one_attempt_asks_once(run: Make, prompts: StageOutput) -> None:
