@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _COLUMNS = {
     "id": "Hash of the row's origin: stage, parents, sample index.",
     "messages": "The chat: the synthesised user turn and, where replies were asked for, the assistant's.",
-    "feature": "The missing feature that the row was kept for.",
+    "feature": "The missing feature (in the control `random_features`: live feature) that the row was kept for.",
     "activation": "How strongly the user turn fires that feature: the maximum over its tokens.",
     "explanation": "What a judge said the feature stands for; null without a judge.",
     "fires": "All missing features that the row fires above δ (in the control `random_features`: those drawn).",
@@ -229,7 +229,15 @@ def _measures(recipe: FacSynthesis, coverage: Mapping[str, Any]) -> tuple[Measur
             before=before["binary"],
             after=after["binary"],
             unit="share",
-            hint=f"features of the anchor that fire, of {before['n_anchor']:,}",
+            hint=f"features of the anchor that fire, of {before['n_anchor']:,}; before: in the seed, after: in "
+            "seed and new rows together",
+        ),
+        Measure(
+            name="FAC of the new rows alone",
+            before=None,
+            after=coverage["new_alone"]["binary"],
+            unit="share",
+            hint="features of the anchor that the new rows fire without the seed",
         ),
         Measure(
             name="FAC, by frequency",

@@ -127,7 +127,8 @@ def _coverage_section(outputs: Mapping[str, StageOutput], coverage: Mapping[str,
             charts=(
                 BeforeAfter(
                     title="Share of the anchor's features that fire",
-                    caption="Before: the seed alone. After: the seed together with the new rows.",
+                    caption="Before: the seed alone. After: the seed together with the new rows. The new rows alone "
+                    f"fire {share(coverage['new_alone']['binary'])} (FAC).",
                     unit="share",
                     pairs=tuple(Pair(label=label, before=before[key], after=after[key]) for key, label in pairs),
                 ),

@@ -109,6 +109,7 @@ class CoverageStage(TableStage[CoverageConfig]):
             "delta": facts.delta,
             "before": asdict(fac(seed, anchor, facts.delta, min_support=facts.min_support, relevant=relevant)),
             "after": asdict(fac(both, anchor, facts.delta, min_support=facts.min_support, relevant=relevant)),
+            "new_alone": asdict(fac(made, anchor, facts.delta, min_support=facts.min_support, relevant=relevant)),
             "missing": int(missing.sum()),
             "missing_covered": _covered(made, missing, facts.delta),
             "chosen": int(chosen.sum()),
@@ -116,7 +117,7 @@ class CoverageStage(TableStage[CoverageConfig]):
             "rows": made.n_rows,
             "activation_histogram": _histogram(anchor, made, missing, facts.delta),
             "tokens": {name: _lengths(table) for name, table in (("anchor", anchor), ("seed", seed), ("new", made))},
-        } | self._nulls(anchor, seed, made, missing, facts, context)
+        } | self._nulls(anchor, seed, made, missing, facts, relevant, context)
 
     def _dataset_activations(self, inputs: Mapping[str, StageOutput], width: int) -> Activations:
         from headwater.sae.coverage import Activations
@@ -133,6 +134,7 @@ class CoverageStage(TableStage[CoverageConfig]):
         made: Activations,
         missing: NDArray[np.bool_],
         facts: MissingFacts,
+        relevant: NDArray[np.bool_] | None,
         context: StageContext,
     ) -> dict[str, Any]:
         """Equally many random live features, and anchor rows of the same number and lengths as the new ones."""
@@ -143,6 +145,8 @@ class CoverageStage(TableStage[CoverageConfig]):
             return {"random_features": None, "length_matched_anchor": None}
         rng = np.random.default_rng(derive_seed(context.run_seed, self.name))
         live = fired(anchor, facts.delta) | fired(seed, facts.delta)
+        if relevant is not None:
+            live &= relevant
         nulls: dict[str, Any] = {"random_features": None, "length_matched_anchor": None}
         try:
             random = random_feature_coverage(made, missing, live, delta=facts.delta, rng=rng, n_draws=self.config.draws)

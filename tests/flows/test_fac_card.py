@@ -28,7 +28,15 @@ MISSING = {
     **{"delta_quantile": None, "warnings": []},
 }
 COVERAGE: dict[str, Any] = {
-    **{"before": FAC, "after": FAC, "missing": 6, "missing_covered": 0.5, "chosen": 3, "chosen_covered": 1.0},
+    **{
+        "before": FAC,
+        "after": FAC,
+        "new_alone": FAC,
+        "missing": 6,
+        "missing_covered": 0.5,
+        "chosen": 3,
+        "chosen_covered": 1.0,
+    },
     "activation_histogram": {"edges": [0.0, 1.0], "delta": 0.5, "anchor": [1], "new": [1]},
     "random_features": {"observed": 0.5, "mean": 0.2, "q95": 0.3},
     "length_matched_anchor": {"observed": 0.5, "mean": 0.4, "q95": 0.6, "rows": 4, "unmatched": 0},
