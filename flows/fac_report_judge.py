@@ -89,7 +89,10 @@ def judge_section(recipe: FacSynthesis, outputs: Mapping[str, StageOutput]) -> S
     if found is None:
         return None
     output = outputs["interpret"]
-    reasons = sorted(output.manifest["reasons"].items(), key=lambda item: (-item[1], item[0]))
+    reasons = sorted(
+        ((reason, count) for reason, count in output.manifest["reasons"].items() if reason != "over_limit"),
+        key=lambda item: (-item[1], item[0]),
+    )
     outcome = Bars(
         title="What became of the features put to the judge",
         bars=(
@@ -148,7 +151,8 @@ def _scores(outputs: Mapping[str, StageOutput]) -> GroupedBars:
 
 def _left_out(outputs: Mapping[str, StageOutput]) -> TableBlock:
     features = outputs["missing"].read().select("id", "feature")
-    rejects = outputs["interpret"].rejects().join(features, on="id", how="left").sort("reason", "feature")
+    turned_down = outputs["interpret"].rejects().filter(pl.col("reason") != "over_limit")
+    rejects = turned_down.join(features, on="id", how="left").sort("reason", "feature")
     rows = []
     for row in rejects.iter_rows(named=True):
         explanation = (

@@ -94,6 +94,9 @@ class JudgeSection(_Section):
     settings: InterpretSettings = Field(default_factory=InterpretSettings)
 
 
+_ROOM: Mapping[Style, Sampling] = {"list": Sampling(max_tokens=48, stop=("\n",)), "instruct": Sampling(max_tokens=400)}
+
+
 class SynthesisSection(_Section):
     method: Literal["two_step", "one_step", "anchor_row", "random_features", "dense_clusters"] = "two_step"
     """`two_step` is the method. Controls: `one_step` spends both steps' budget on step one; `anchor_row` repeats the
@@ -108,7 +111,8 @@ class SynthesisSection(_Section):
     style: Style = "list"
     """`list` prefills a numbered list (small models), `instruct` asks in words."""
     engine: EngineConfig = Field(default_factory=EngineConfig)
-    sampling: Sampling = Field(default_factory=lambda: Sampling(max_tokens=48, stop=("\n",)))
+    sampling: Sampling = Field(default_factory=lambda given: _ROOM[given["style"]])
+    """Unless given: for `list` 48 tokens up to the end of the line, for `instruct` 400."""
     candidates: int = Field(4, ge=1)
     generations: int = Field(4, ge=1)
     examples: int = Field(5, ge=1)
@@ -244,7 +248,7 @@ class FacSynthesis(Recipe):
                 **cut,
             )
             nodes.append(Node("interpret", Interpret(judge), {**table, "rows": "missing"}))
-        targets = TargetsConfig(limit=self.missing.limit, random_features=random)
+        targets = TargetsConfig(limit=self.missing.limit, random_features=random, allow_empty=self.allow_empty)
         tables = {"facts": "missing", "missing": self.meanings, "anchor_features": "features.anchor"}
         return [*nodes, Node("targets", Targets(targets), tables)]
 

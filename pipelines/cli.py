@@ -216,7 +216,7 @@ def rows(workspace: Path, *, run_name: str | None, stage: str | None, rejects: b
     \b
     Examples:
       pipeline rows fac-synthesis -n 3
-      pipeline rows fac-synthesis --stage generate --rejects --json | head
+      pipeline rows fac-synthesis --stage texts.1 --rejects --json | head
     """
     from headwater.flows.runs import find_run
     from headwater.pipelines.rows import show_rows

@@ -120,6 +120,16 @@ class Stage(ABC, Generic[ConfigT]):
         return 1.0
 
     @property
+    def verdicts(self) -> Collection[str]:
+        """Reject reasons that are the stage's answer and no fault: `max_reject_share` does not count them."""
+        return ()
+
+    @property
+    def untried(self) -> Collection[str]:
+        """Reject reasons of rows that were left alone on purpose: `max_reject_share` is a share of the others."""
+        return ()
+
+    @property
     def may_be_empty(self) -> bool:
         """Whether an output without rows is a result rather than a failure."""
         return False

@@ -177,12 +177,22 @@ def _check_outcome(stage: Stage[Any], node: str, out: OutputWriter) -> None:
             f"Stage {node} produced no rows{why}.",
             todo=f"Loosen the filter or mend the input: nothing empty is published silently.{_kept_rejects(out)}",
         )
-    if total and out.rejected / total > stage.max_reject_share:
+    tried = total - sum(out.reasons.get(reason, 0) for reason in stage.untried)
+    faults = {reason: n for reason, n in out.reasons.items() if reason not in {*stage.untried, *stage.verdicts}}
+    count = sum(faults.values())
+    if tried and count / tried > stage.max_reject_share:
+        advice = _ADVICE.get(max(faults, key=lambda reason: faults[reason]), "Mend the input")
         raise PermanentError(
-            f"Stage {node} rejected {out.rejected:,} of {total:,} rows ({reasons}), more than its limit of "
+            f"Stage {node} rejected {count:,} of {tried:,} rows ({reasons}), more than its limit of "
             f"{stage.max_reject_share:.0%}.",
-            todo=f"Mend the input, or raise the stage's reject limit in the recipe.{_kept_rejects(out)}",
+            todo=f"{advice}, or raise the stage's reject limit in the recipe.{_kept_rejects(out)}",
         )
+
+
+_ADVICE = {
+    "cut_at_length": "Give the replies more room (`max_tokens` of the stage's sampling)",
+    "several_lines": "Let the replies end at a line break (`stop` of the stage's sampling)",
+}
 
 
 def _kept_rejects(out: OutputWriter) -> str:

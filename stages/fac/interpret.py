@@ -40,12 +40,15 @@ class InterpretSettings(StageConfig):
     """What a recipe may say about the judge's work."""
 
     limit: int = Field(200, ge=1)
-    """Features put to the judge, missing ones first, by p-value; the others count as turned down (`over_limit`)."""
+    """Features put to the judge, those of a control and then the missing ones first, by p-value; the others count as
+    turned down (`over_limit`)."""
 
     top_spans: int = Field(8, ge=2)
     """Strongest spans per feature; half of them explain, half of them score."""
     quantile_spans: int = Field(8, ge=0)
     """Weaker spans per feature, at even steps of activation: explanations from the top alone are too narrow."""
+    max_unreadable_share: float = Knob(0.5, ge=0, le=1)
+    """Share of the features asked about to lose, with a judge whose replies can't be read, before the stage fails."""
     score: bool = True
     """Whether detection and fuzzing are measured: about six more calls per feature."""
     temperature: float = Field(0.0, ge=0)
@@ -77,6 +80,18 @@ class Interpret(RowStage[InterpretConfig]):
     @property
     def output(self) -> pa.Schema:
         return INTERPRETED_SCHEMA
+
+    @property
+    def max_reject_share(self) -> float:
+        return self.config.settings.max_unreadable_share
+
+    @property
+    def verdicts(self) -> Collection[str]:
+        return ("cannot_tell", "not_verified", "irrelevant")
+
+    @property
+    def untried(self) -> Collection[str]:
+        return ("over_limit",)
 
     @property
     def may_be_empty(self) -> bool:
@@ -117,6 +132,7 @@ class Interpret(RowStage[InterpretConfig]):
         self._delta = missing_facts(inputs["rows"]).delta
         self._anchor = load_activations(inputs["anchor_features"], open_space(inputs["space"]).width)
         self._tokens = OwnTokens(inputs["anchor"], inputs["anchor_features"], self.config, context)
+        self._check_limit(inputs["rows"].read())
         self._asked = frozenset(_first(inputs["rows"].read(), settings.limit))
         self._spans = collect_spans(
             self._anchor,
@@ -127,6 +143,17 @@ class Interpret(RowStage[InterpretConfig]):
             n_quantile=settings.quantile_spans,
         )
         self._sampling = Sampling(temperature=settings.temperature, top_p=1, max_tokens=settings.max_tokens)
+
+    def _check_limit(self, features: pl.DataFrame) -> None:
+        """A part of the anchor's features, missing ones first, would make a FAC that means nothing."""
+        limit = self.config.settings.limit
+        if features.height > limit and (features["status"] == "present").any():
+            raise ConfigError(
+                f"Key 'judge.settings.limit' is {limit:,}, but with `judge.scope: anchor` all {features.height:,} "
+                "features that the anchor fires are to be judged: FAC over a part of them would mean nothing.",
+                todo=f"Raise it to {features.height} (some {features.height * self._calls_per_feature():,} calls), or "
+                "take `judge.scope: missing`.",
+            )
 
     async def process(self, row: Row, call: Call) -> Sequence[dict[str, Any]] | Reject:
         made = {name: value for name, value in row.items() if name != "id"} | {"unanswered": None}
@@ -198,10 +225,8 @@ class Interpret(RowStage[InterpretConfig]):
 
 
 def _first(features: pl.DataFrame, limit: int) -> list[int]:
-    """The features to ask about when there are more than `limit`: missing ones first, the surest first."""
-    ranked = features.sort(
-        pl.col("status") == "present", "p_value", -pl.col("anchor_support").cast(pl.Int64), "feature"
-    )
+    """The features to ask about when there are more than `limit`: the surest missing ones, after those of a control."""
+    ranked = features.sort(pl.col("status") != "random", "p_value", -pl.col("anchor_support").cast(pl.Int64), "feature")
     return ranked["feature"].head(limit).to_list()
 
 

@@ -84,7 +84,7 @@ class MissingConfig(StageConfig):
     """Anchor rows kept per feature, the strongest ones."""
     expected: int = Knob(60, ge=1)
     """For the forecast: of how many rows later stages will make something at most."""
-    allow_empty: bool = Knob(False)
+    allow_empty: bool = False
     """Whether a seed that lacks nothing is an acceptable result."""
     max_tokens: int = Field(256, ge=1)
     """As in the features stage."""

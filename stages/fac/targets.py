@@ -14,6 +14,7 @@ import polars as pl
 import pyarrow as pa
 from pydantic import Field
 
+from headwater.core.errors import PermanentError
 from headwater.core.store import OutputWriter, StageOutput
 from headwater.stages.base import Forecast, StageConfig, StageContext, TableStage
 from headwater.stages.fac.missing import MISSING_SCHEMA, load_activations
@@ -30,6 +31,8 @@ class TargetsConfig(StageConfig):
     """Features to write prompts for."""
     random_features: bool = False
     """A control: aim at the random live features in place of the missing ones."""
+    allow_empty: bool = False
+    """Whether it is a result that nothing is left to aim at."""
 
 
 class Targets(TableStage[TargetsConfig]):
@@ -56,10 +59,23 @@ class Targets(TableStage[TargetsConfig]):
         facts = missing_facts(inputs["facts"])
         wanted = "random" if self.config.random_features else "missing"
         targets = inputs["missing"].read().filter(pl.col("status") == wanted).select(MISSING_SCHEMA.names)
+        if targets.is_empty() and not self.config.allow_empty:
+            raise PermanentError(_nothing_left(inputs["missing"], wanted), todo=_LOOK)
         anchor = load_activations(inputs["anchor_features"], facts.width)
         chosen = spread(anchor, targets["feature"].to_list(), facts.delta, self.config.limit)
         out.write(targets.with_columns(chosen=pl.col("feature").is_in(chosen)))
         out.metrics = {"targets": targets.height, "chosen": len(chosen)}
+
+
+_LOOK = (
+    "Read `pipeline rows RUN --stage interpret --rejects`, then mend `judge.task` or take another judge; or set "
+    "allow_empty: true to accept an empty dataset."
+)
+
+
+def _nothing_left(output: StageOutput, wanted: str) -> str:
+    reasons = ", ".join(f"{reason} {count:,}" for reason, count in output.manifest["reasons"].items())
+    return f"Of the {wanted} features that were found, none is left to write for{f' ({reasons})' if reasons else ''}."
 
 
 def spread(anchor: Activations, features: Sequence[int], delta: float, limit: int) -> list[int]:

@@ -20,7 +20,7 @@ import polars as pl
 import pytest
 import yaml
 
-from headwater.core.errors import PermanentError, Stopped
+from headwater.core.errors import ConfigError, PermanentError, Stopped
 from headwater.core.journal import Journal
 from headwater.core.rows import row_id
 from headwater.core.seeds import derive_seed
@@ -116,7 +116,13 @@ async def _run(
     root: Path, judge: Judge, *, whole: bool = False, max_cost: float | None = None, **settings: Any
 ) -> Judged:
     """Everything, or all up to the judge. The run has a thread of its own: the server needs this one."""
-    recipe = build(judge.recipe(**settings), "the test's recipe")
+    return await _run_recipe(root, judge.recipe(**settings), whole=whole, max_cost=max_cost)
+
+
+async def _run_recipe(
+    root: Path, values: dict[str, Any], *, whole: bool = False, max_cost: float | None = None
+) -> Judged:
+    recipe = build(values, "the test's recipe")
     workspace = Workspace(root)
     run = create_run(workspace, recipe.pipeline, recipe.resolved())
     execution = Execution(recipe, run, workspace, max_cost=max_cost)
@@ -229,14 +235,38 @@ async def test_a_task_that_is_not_given_is_not_claimed_to_be_judged(root: Path) 
 
 
 async def test_an_unreadable_verdict_rejects_the_feature_with_the_reply(root: Path) -> None:
+    settings = {"limit": LIMIT, "max_unreadable_share": 1.0}
     async with Judge("mumbling", by_rule, verify="It fits rather well, I would say.") as judge:
-        found = await _run(root, judge)
+        found = await _run(root, judge, settings=settings)
     unreadable = found.interpreted.rejects().filter(pl.col("reason") == "no_answer")
 
     assert found.kept.is_empty()
     assert unreadable.height == judge.kinds["verify"] > 0
     assert set(unreadable["raw"]) == {"It fits rather well, I would say."}
     assert all(re.match(r"feature \d+: ", detail) for detail in unreadable["detail"])
+
+
+async def test_a_judge_whose_replies_cannot_be_read_ends_the_run_at_the_judge(root: Path) -> None:
+    async with Judge("prose", by_rule, explain="I see many texts here.") as judge:
+        with pytest.raises(PermanentError, match=rf"Stage interpret rejected {LIMIT} of {LIMIT} rows .*no_answer"):
+            await _run(root, judge, whole=True)
+
+
+async def test_a_part_of_the_anchor_s_features_is_not_judged_for_the_whole(root: Path) -> None:
+    async with Judge("rule", by_rule) as judge:
+        with pytest.raises(ConfigError, match=rf"judge\.settings\.limit' is {LIMIT}, but .*Raise it to"):
+            await _run(root, judge, scope="anchor")
+
+
+async def test_the_random_control_is_judged_before_what_is_missing(root: Path) -> None:
+    async with Judge("coin", by_coin) as judge:
+        recipe = judge.recipe(settings={"limit": AIMED_AT, "score": False})
+        recipe["synthesis"]["method"] = "random_features"
+        found = await _run_recipe(root, recipe, whole=True)
+    targets = found.outputs["targets"].read()
+
+    assert found.interpreted.manifest["reasons"]["over_limit"] == found.outputs["missing"].metrics["missing"]
+    assert targets.height == AIMED_AT and set(targets["status"]) == {"random"}
 
 
 async def test_unreadable_scores_are_counted_and_give_no_score(root: Path) -> None:

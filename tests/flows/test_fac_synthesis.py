@@ -119,6 +119,12 @@ def test_coverage_rises_and_its_parts_agree_with_a_count_by_hand(done: Done) -> 
     assert metrics["before"]["n_anchor"] == len(anchor)
     assert metrics["before"]["binary"] == pytest.approx(len(anchor & fired["seed"]) / len(anchor))
     assert metrics["missing"] == len(anchor - fired["seed"])
+    rows = done.outputs["dataset"].read().select(row="source")
+    made = pl.concat(
+        [done.outputs[name].read().select("row", "features", "values") for name in ("features.1", "features.2")]
+    )
+    fires = made.join(rows, on="row", how="semi").explode("features", "values").filter(pl.col("values") > delta)
+    assert metrics["new_alone"]["binary"] == pytest.approx(len(anchor & set(fires["features"])) / len(anchor))
 
 
 def test_the_dataset_loads_with_datasets_from_the_run_folder(done: Done) -> None:
@@ -191,6 +197,8 @@ def test_a_seed_that_equals_the_anchor_has_nothing_missing(workspace: Workspace,
     assert caught.value.exit_code == 2
     result = _execute(workspace, values | {"allow_empty": True})
     assert result.outputs["dataset"].rows == 0
+    with pytest.raises(ConfigError, match="Nothing is missing"):
+        _execute(workspace, values)  # what was accepted once is not accepted for good
     assert "Nothing is missing" in (result.path / "report.html").read_text("utf-8")
 
 

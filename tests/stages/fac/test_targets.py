@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
+from headwater.core.errors import PermanentError
 from headwater.core.store import StageOutput
 from headwater.stages.fac.targets import Targets, TargetsConfig
 
@@ -41,6 +44,13 @@ def test_with_room_for_all_every_feature_is_aimed_at(run: Callable[..., StageOut
 def test_features_that_are_not_missing_are_no_targets(run: Callable[..., StageOutput], tables: Any) -> None:
     inputs = _inputs(tables, f2="present", f4="random")
     assert set(_chosen(run(Targets(TargetsConfig()), inputs))) == {6, 8}
+
+
+def test_with_nothing_left_the_run_ends_unless_that_is_accepted(run: Callable[..., StageOutput], tables: Any) -> None:
+    inputs = _inputs(tables)
+    with pytest.raises(PermanentError, match=r"Of the random features .* none is left.*allow_empty"):
+        run(Targets(TargetsConfig(random_features=True)), inputs)
+    assert run(Targets(TargetsConfig(random_features=True, allow_empty=True)), inputs).rows == 0
 
 
 def test_the_control_aims_at_the_random_features_alone(run: Callable[..., StageOutput], tables: Any) -> None:
