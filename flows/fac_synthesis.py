@@ -235,7 +235,7 @@ class FacSynthesis(Recipe):
             **cut,
             random_features=self.missing.limit if random else 0,
             every_live=judged and self.judge.scope == "anchor",
-            expected=self.judge.settings.limit if judged else self.missing.limit,
+            expected=max(self.judge.settings.limit, self.missing.limit),
             allow_empty=self.allow_empty,
         )
         table = {"anchor": "anchor", "anchor_features": "features.anchor", "space": "space"}

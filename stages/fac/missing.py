@@ -82,8 +82,8 @@ class MissingConfig(StageConfig):
     """Spans kept per feature."""
     examples: int = Field(5, ge=1)
     """Anchor rows kept per feature, the strongest ones."""
-    expected: int = Knob(60, ge=1)
-    """For the forecast: of how many rows later stages will make something at most."""
+    expected: int = Knob(200, ge=1)
+    """For the forecast: how many features may be missing, which nobody knows before."""
     allow_empty: bool = False
     """Whether a seed that lacks nothing is an acceptable result."""
     max_tokens: int = Field(256, ge=1)

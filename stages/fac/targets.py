@@ -53,29 +53,30 @@ class Targets(TableStage[TargetsConfig]):
         return True
 
     def forecast(self, rows: Mapping[str, int]) -> Forecast:
-        return Forecast(rows=min(rows["missing"], self.config.limit))
+        return Forecast(rows=rows["missing"])
 
     def run(self, inputs: Mapping[str, StageOutput], out: OutputWriter, context: StageContext) -> None:
         facts = missing_facts(inputs["facts"])
         wanted = "random" if self.config.random_features else "missing"
         targets = inputs["missing"].read().filter(pl.col("status") == wanted).select(MISSING_SCHEMA.names)
         if targets.is_empty() and not self.config.allow_empty:
-            raise PermanentError(_nothing_left(inputs["missing"], wanted), todo=_LOOK)
+            raise _nothing_left(inputs["missing"], wanted)
         anchor = load_activations(inputs["anchor_features"], facts.width)
         chosen = spread(anchor, targets["feature"].to_list(), facts.delta, self.config.limit)
         out.write(targets.with_columns(chosen=pl.col("feature").is_in(chosen)))
         out.metrics = {"targets": targets.height, "chosen": len(chosen)}
 
 
-_LOOK = (
-    "Read `pipeline rows RUN --stage interpret --rejects`, then mend `judge.task` or take another judge; or set "
-    "allow_empty: true to accept an empty dataset."
-)
-
-
-def _nothing_left(output: StageOutput, wanted: str) -> str:
-    reasons = ", ".join(f"{reason} {count:,}" for reason, count in output.manifest["reasons"].items())
-    return f"Of the {wanted} features that were found, none is left to write for{f' ({reasons})' if reasons else ''}."
+def _nothing_left(output: StageOutput, wanted: str) -> PermanentError:
+    turned_down = ", ".join(f"{reason} {count:,}" for reason, count in output.manifest["reasons"].items())
+    accept = "set allow_empty: true to accept an empty dataset"
+    if not turned_down:
+        return PermanentError(f"There are no {wanted} features to write for.", todo=f"Give other data, or {accept}.")
+    return PermanentError(
+        f"Of the {wanted} features, the judge left none to write for ({turned_down}).",
+        todo="Read `pipeline rows RUN --stage interpret --rejects`, then mend `judge.task` or take another judge; or "
+        f"{accept}.",
+    )
 
 
 def spread(anchor: Activations, features: Sequence[int], delta: float, limit: int) -> list[int]:

@@ -9,6 +9,7 @@ import pytest
 
 from headwater.core.errors import PermanentError
 from headwater.core.store import StageOutput
+from headwater.stages.fac.select import Select, SelectConfig
 from headwater.stages.fac.targets import Targets, TargetsConfig
 
 FEATURES = {2: ["a"], 4: ["b"], 6: ["c"], 8: ["d"]}
@@ -48,7 +49,7 @@ def test_features_that_are_not_missing_are_no_targets(run: Callable[..., StageOu
 
 def test_with_nothing_left_the_run_ends_unless_that_is_accepted(run: Callable[..., StageOutput], tables: Any) -> None:
     inputs = _inputs(tables)
-    with pytest.raises(PermanentError, match=r"Of the random features .* none is left.*allow_empty"):
+    with pytest.raises(PermanentError, match=r"no random features to write for.*allow_empty"):
         run(Targets(TargetsConfig(random_features=True)), inputs)
     assert run(Targets(TargetsConfig(random_features=True, allow_empty=True)), inputs).rows == 0
 
@@ -56,3 +57,9 @@ def test_with_nothing_left_the_run_ends_unless_that_is_accepted(run: Callable[..
 def test_the_control_aims_at_the_random_features_alone(run: Callable[..., StageOutput], tables: Any) -> None:
     inputs = _inputs(tables, f2="present", f4="random")
     assert _chosen(run(Targets(TargetsConfig(random_features=True)), inputs)) == {4: True}
+
+
+def test_the_forecast_counts_every_feature_that_a_row_may_be_kept_for() -> None:
+    """Rows are kept, and replies asked for, not only for those that prompts are written for."""
+    assert Targets(TargetsConfig(limit=2)).forecast({"missing": 50}).rows == 50
+    assert Select(SelectConfig(per_feature=1)).forecast({"targets": 50, "texts.1": 30, "texts.2": 30}).rows == 50
