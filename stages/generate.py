@@ -8,14 +8,18 @@ from typing import Any, ClassVar
 import pyarrow as pa
 from pydantic import Field
 
-from headwater.core.errors import BadOutput, PermanentError
+from headwater.core.errors import BadOutput
 from headwater.core.fingerprint import canonical_json, sha256_text
 from headwater.core.rows import MESSAGES, Reject, Row, schema
 from headwater.core.seeds import derive_seed
 from headwater.core.store import StageOutput
+from headwater.llm.http_replies import RefusedError
 from headwater.llm.registry import EngineConfig
 from headwater.llm.types import ChatRequest, Completion, Message, Sampling
 from headwater.stages.base import Call, Forecast, Knob, RowStage, StageConfig, StageContext
+
+_REFUSES_THE_REQUEST = {400, 413, 422}
+"""Unlike 401 or 402, these may be about one request alone."""
 
 
 class GenerateConfig(StageConfig):
@@ -84,9 +88,9 @@ class Generate(RowStage[GenerateConfig]):
 
     async def process(self, row: Row, call: Call) -> Sequence[dict[str, Any]] | Reject:
         prompt = tuple(Message(message["role"], message["content"]) for message in row["prompt"])
-        sampling = self.config.sampling
-        last = BadOutput("Not asked.", reason="not_asked")
-        for attempt in range(1, self.config.attempts + 1):
+        sampling, cut, attempt = self.config.sampling, None, 0
+        while True:
+            attempt += 1
             again = (attempt,) if attempt > 1 else ()
             seed = derive_seed(self._run_seed, self.name, row["id"], *again)
             try:
@@ -95,14 +99,12 @@ class Generate(RowStage[GenerateConfig]):
             except BadOutput as error:
                 if attempt == self.config.attempts:
                     raise
-                last = error
                 if error.reason == "cut_at_length":
-                    sampling = sampling.model_copy(update={"max_tokens": 2 * sampling.max_tokens})
-            except PermanentError:
-                if sampling is self.config.sampling:
+                    cut, sampling = error, sampling.model_copy(update={"max_tokens": 2 * sampling.max_tokens})
+            except RefusedError as error:
+                if cut is None or error.status not in _REFUSES_THE_REQUEST:
                     raise
-                raise last from None  # it refuses so much room: the row is lost, and not the run
-        raise AssertionError("a prompt is asked at least once")
+                raise cut from None  # so much room is refused: the row is lost, and not the run
 
     def _rows(self, row: Row, completion: Completion, seed: int) -> list[dict[str, Any]]:
         text = completion.text.strip()

@@ -73,6 +73,13 @@ async def test_a_server_that_refuses_more_room_costs_the_row_and_not_the_run(run
     assert output.manifest["counts"]["accepted"] == 2
 
 
+async def test_a_server_that_no_longer_knows_the_key_ends_the_run(run: Make, prompts: StageOutput) -> None:
+    async with FaultServer() as server:
+        server.script("cut", "unauthorized")
+        with pytest.raises(PermanentError):
+            await _generate(server, run, prompts, attempts=2)
+
+
 async def test_a_server_that_refuses_the_request_itself_ends_the_run(run: Make, prompts: StageOutput) -> None:
     async with FaultServer() as server:
         server.script("empty_reply", "bad_request")
