@@ -12,12 +12,12 @@ from headwater.data_cards.blocks import Block, Column, Figures, Note, Prose, Sec
 from headwater.data_cards.chart_types import Bar, Bars, GroupedBars, Series
 from headwater.data_cards.numbers import format_number
 from headwater.flows.fac_report_facts import REASONS
+from headwater.stages.fac.interpret import OVER_LIMIT, VERDICTS
 
 if TYPE_CHECKING:
     from headwater.core.store import StageOutput
     from headwater.flows.fac_synthesis import FacSynthesis
 
-_VERDICTS = ("cannot_tell", "not_verified", "irrelevant")
 _LITTLE = 0.6
 """Mean scores below this say little more than a coin."""
 _BINS = ((0.0, 0.5), (0.5, 0.6), (0.6, 0.7), (0.7, 0.8), (0.8, 0.9), (0.9, 1.0))
@@ -49,12 +49,12 @@ def judged(outputs: Mapping[str, StageOutput]) -> Judged | None:
         return None
     kept = outputs["interpret"].read()
     reasons = dict(outputs["interpret"].manifest["reasons"])
-    over_limit = reasons.pop("over_limit", 0)
+    over_limit = reasons.pop(OVER_LIMIT, 0)
     return Judged(
         over_limit=over_limit,
         asked=kept.height + sum(reasons.values()),
         kept=kept.height,
-        unreadable=sum(count for reason, count in reasons.items() if reason not in _VERDICTS),
+        unreadable=sum(count for reason, count in reasons.items() if reason not in VERDICTS),
         detection=_mean(kept["detection"]),
         fuzzing=_mean(kept["fuzzing"]),
         scored=kept.filter(pl.col("detection").is_not_null() | pl.col("fuzzing").is_not_null()).height,
@@ -90,7 +90,7 @@ def judge_section(recipe: FacSynthesis, outputs: Mapping[str, StageOutput]) -> S
         return None
     output = outputs["interpret"]
     reasons = sorted(
-        ((reason, count) for reason, count in output.manifest["reasons"].items() if reason != "over_limit"),
+        ((reason, count) for reason, count in output.manifest["reasons"].items() if reason != OVER_LIMIT),
         key=lambda item: (-item[1], item[0]),
     )
     outcome = Bars(
@@ -151,12 +151,12 @@ def _scores(outputs: Mapping[str, StageOutput]) -> GroupedBars:
 
 def _left_out(outputs: Mapping[str, StageOutput]) -> TableBlock:
     features = outputs["missing"].read().select("id", "feature")
-    turned_down = outputs["interpret"].rejects().filter(pl.col("reason") != "over_limit")
+    turned_down = outputs["interpret"].rejects().filter(pl.col("reason") != OVER_LIMIT)
     rejects = turned_down.join(features, on="id", how="left").sort("reason", "feature")
     rows = []
     for row in rejects.iter_rows(named=True):
         explanation = (
-            row["detail"].removeprefix(f"feature {row['feature']}: ") if row["reason"] in _VERDICTS[1:] else None
+            row["detail"].removeprefix(f"feature {row['feature']}: ") if row["reason"] in VERDICTS[1:] else None
         )
         rows.append((str(row["feature"]), REASONS.get(row["reason"], row["reason"]), explanation))
     return TableBlock(

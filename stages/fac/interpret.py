@@ -32,6 +32,11 @@ if TYPE_CHECKING:
 INTERPRETED_SCHEMA = pa.schema([*MISSING_SCHEMA, pa.field("unanswered", pa.int32())])
 """`unanswered` counts the texts of detection and fuzzing that got no readable answer; they count neither way."""
 
+VERDICTS = ("cannot_tell", "not_verified", "irrelevant")
+"""Reasons by which a judge turns a feature down."""
+OVER_LIMIT = "over_limit"
+"""The reason of a feature that no judge was asked about."""
+
 _TOKENS_IN, _TOKENS_OUT = 500, 120
 """Per call, for the forecast."""
 
@@ -87,11 +92,11 @@ class Interpret(RowStage[InterpretConfig]):
 
     @property
     def verdicts(self) -> Collection[str]:
-        return ("cannot_tell", "not_verified", "irrelevant")
+        return VERDICTS
 
     @property
     def untried(self) -> Collection[str]:
-        return ("over_limit",)
+        return (OVER_LIMIT,)
 
     @property
     def may_be_empty(self) -> bool:
@@ -132,8 +137,9 @@ class Interpret(RowStage[InterpretConfig]):
         self._delta = missing_facts(inputs["rows"]).delta
         self._anchor = load_activations(inputs["anchor_features"], open_space(inputs["space"]).width)
         self._tokens = OwnTokens(inputs["anchor"], inputs["anchor_features"], self.config, context)
-        self._check_limit(inputs["rows"].read())
-        self._asked = frozenset(_first(inputs["rows"].read(), settings.limit))
+        features = inputs["rows"].read()
+        self._check_limit(features)
+        self._asked = frozenset(_first(features, settings.limit))
         self._spans = collect_spans(
             self._anchor,
             sorted(self._asked),
@@ -158,7 +164,7 @@ class Interpret(RowStage[InterpretConfig]):
     async def process(self, row: Row, call: Call) -> Sequence[dict[str, Any]] | Reject:
         made = {name: value for name, value in row.items() if name != "id"} | {"unanswered": None}
         if row["feature"] not in self._asked:
-            return Reject(row["id"], "over_limit", f"feature {row['feature']}: beyond `judge.settings.limit`")
+            return Reject(row["id"], OVER_LIMIT, f"feature {row['feature']}: beyond `judge.settings.limit`")
         try:
             judged = await self._judge(row, call)
         except BadOutput as error:

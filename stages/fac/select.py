@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -63,7 +62,7 @@ class Select(TableStage[SelectConfig]):
     version: ClassVar[int] = 1
     inputs: ClassVar[Mapping[str, Sequence[str]]] = {
         "facts": (),
-        "targets": ("feature", "chosen", "explanation"),
+        "targets": ("feature", "explanation"),
         "anchor": ("id", "text"),
         "seed": ("id", "text"),
         "prompts.1": ("id", "feature", "parents"),
@@ -100,8 +99,7 @@ class Select(TableStage[SelectConfig]):
             [Reject(c.id, reasons[c.id], _DETAILS[reasons[c.id]], c.text) for c in candidates if c.id in reasons]
         )
         context.progress(len(candidates), len(candidates))
-        chosen = set(targets.filter("chosen")["feature"].to_list())
-        out.metrics = _metrics(candidates, reasons, served, chosen) | {"delta": delta}
+        out.metrics = _metrics(candidates, reasons, served, delta)
 
 
 _DETAILS = {
@@ -200,7 +198,7 @@ def _row(candidate: _Candidate, feature: int, explanations: Mapping[int, str | N
 
 
 def _metrics(
-    candidates: Sequence[_Candidate], reasons: Mapping[str, str], served: Mapping[str, int], chosen: AbstractSet[int]
+    candidates: Sequence[_Candidate], reasons: Mapping[str, str], served: Mapping[str, int], delta: float
 ) -> dict[str, Any]:
     steps = {}
     for step in sorted({c.step for c in candidates}):
@@ -208,7 +206,6 @@ def _metrics(
         steps[str(step)] = {
             "texts": len(ours),
             "fire_a_missing_feature": sum(bool(c.fires) for c in ours),
-            "fire_a_feature_aimed_at": sum(not chosen.isdisjoint(c.fires) for c in ours),
             "copies": sum(reasons.get(c.id) == "copies_source" for c in ours),
             "near_duplicates": sum(reasons.get(c.id) == "near_duplicate" for c in ours),
             "selected": sum(c.id in served for c in ours),
@@ -217,5 +214,4 @@ def _metrics(
                 {f for c in ours if reasons.get(c.id) != "copies_source" for f in c.fires}
             ),
         }
-    features = set(served.values())
-    return {"steps": steps, "features_served": len(features), "aimed_at_served": len(features & chosen)}
+    return {"delta": delta, "steps": steps, "features_served": len(set(served.values()))}

@@ -69,9 +69,8 @@ def test_a_text_that_fires_a_missing_feature_nobody_aimed_at_serves_that_one(
     output = run(Select(SelectConfig()), inputs)
     rows = {row["source"]: row for row in output.read().iter_rows(named=True)}
     assert rows["t8"]["feature"] == 8 and rows["t8"]["fires"] == [8]
-    step = output.metrics["steps"]["1"]
-    assert (step["fire_a_missing_feature"], step["fire_a_feature_aimed_at"]) == (7, 6)
-    assert (output.metrics["features_served"], output.metrics["aimed_at_served"]) == (3, 2)
+    assert output.metrics["steps"]["1"]["fire_a_missing_feature"] == 7
+    assert output.metrics["features_served"] == 3
 
 
 def test_rows_say_when_a_text_was_cleaned(run: Callable[..., StageOutput], inputs: dict[str, StageOutput]) -> None:
