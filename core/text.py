@@ -7,7 +7,9 @@ import unicodedata
 
 _UNSTORABLE = re.compile("[\ud800-\udfff\x00]")
 _SPACES = re.compile(r"\s+")
-_WORDS = re.compile(r"\w+", re.UNICODE)
+_UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
+"""Thai, Lao, Burmese, Khmer, kana and Han put no spaces between words, so each character counts as one."""
+_WORDS = re.compile(rf"[{_UNSPACED}]|[^\W{_UNSPACED}]+")
 
 
 def clean_text(text: str) -> tuple[str, bool]:
@@ -32,7 +34,7 @@ def normalise(text: str) -> str:
 
 
 def words(text: str) -> list[str]:
-    """The words of the normalised text, punctuation dropped."""
+    """The words of the normalised text, punctuation dropped; where a script has no spaces, its characters."""
     return _WORDS.findall(normalise(text))
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING
 
 from headwater.core.errors import ConfigError
-from headwater.core.text import normalise
+from headwater.core.text import normalise, words
 
 if TYPE_CHECKING:
     from datatrove.pipeline.dedup.minhash import MinhashDedupSignature
@@ -59,18 +58,12 @@ def near_duplicates(
     return originals
 
 
-_UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
-"""Thai, Lao, Burmese, Khmer, kana and Han put no spaces between words, so each character counts as one."""
-_SHINGLE_WORDS = re.compile(rf"[{_UNSPACED}]|[^\W{_UNSPACED}]+")
-
-
 def _shingle_words(text: str, n_gram: int) -> list[str]:
-    normal = normalise(text)
-    found = _SHINGLE_WORDS.findall(normal)
+    found = words(text)
     if len(found) >= n_gram:
         return found
     # One n-gram that stands for the whole text: padding keeps it apart from the n-grams of longer texts.
-    return [" ".join(found) or normal, *[""] * (n_gram - 1)]
+    return [" ".join(found) or normalise(text), *[""] * (n_gram - 1)]
 
 
 def _hashes_per_bucket(threshold: float) -> int:

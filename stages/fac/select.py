@@ -43,7 +43,7 @@ class SelectConfig(StageConfig):
     """Jaccard similarity of word 3-grams from which two rows are near-duplicates."""
     copy_ngram: int = Field(8, ge=2)
     """A row that shares so many words in a row with an anchor or seed row is a copy; a shorter row is one if its whole
-    text stands in such a row."""
+    text stands in such a row. In a script without spaces, characters count in place of words."""
 
 
 @dataclass

@@ -59,3 +59,7 @@ def test_ngrams_are_runs_of_words_without_punctuation() -> None:
     assert words("Don't stop, NOW!") == ["don", "t", "stop", "now"]
     assert ngrams("a b, c d", 3) == {("a", "b", "c"), ("b", "c", "d")}
     assert ngrams("a b", 3) == set()
+
+
+def test_in_a_script_without_spaces_every_character_is_a_word() -> None:
+    assert words("我喜欢 tea，谢谢") == ["我", "喜", "欢", "tea", "谢", "谢"]

@@ -103,3 +103,9 @@ def test_rows_name_their_parents(run: Callable[..., StageOutput], inputs: dict[s
 )
 def test_a_copy_shares_n_words_in_a_row_or_stands_whole_in_a_reference(text: str, copy: bool) -> None:
     assert CopyCheck(["The quick brown fox jumps over the lazy dog"], 8).is_copy(text) is copy
+
+
+def test_a_copy_is_found_in_a_script_without_spaces() -> None:
+    copies = CopyCheck(["请给我写一首关于春天的短诗，不要超过四行。"], 8)
+    assert copies.is_copy("老师，请给我写一首关于春天的短诗好吗？")
+    assert not copies.is_copy("老师，请给我写一封关于冬天的长信好吗？")
