@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, ClassVar
 
 import pyarrow as pa
@@ -13,13 +14,10 @@ from headwater.core.fingerprint import canonical_json, sha256_text
 from headwater.core.rows import MESSAGES, Reject, Row, schema
 from headwater.core.seeds import derive_seed
 from headwater.core.store import StageOutput
-from headwater.llm.http_replies import RefusedError
 from headwater.llm.registry import EngineConfig
 from headwater.llm.types import ChatRequest, Completion, Message, Sampling
+from headwater.stages.asking import ask
 from headwater.stages.base import Call, Forecast, Knob, RowStage, StageConfig, StageContext
-
-_REFUSES_THE_REQUEST = {400, 413, 422}
-"""Unlike 401 or 402, these may be about one request alone."""
 
 
 class GenerateConfig(StageConfig):
@@ -88,25 +86,11 @@ class Generate(RowStage[GenerateConfig]):
 
     async def process(self, row: Row, call: Call) -> Sequence[dict[str, Any]] | Reject:
         prompt = tuple(Message(message["role"], message["content"]) for message in row["prompt"])
-        sampling, cut, attempt = self.config.sampling, None, 0
-        while True:
-            attempt += 1
-            again = (attempt,) if attempt > 1 else ()
-            seed = derive_seed(self._run_seed, self.name, row["id"], *again)
-            try:
-                completion = await call.chat(ChatRequest(row["id"], prompt, sampling, seed))
-                return self._rows(row, completion, seed)
-            except BadOutput as error:
-                if attempt == self.config.attempts:
-                    raise
-                if error.reason == "cut_at_length":
-                    cut, sampling = error, sampling.model_copy(update={"max_tokens": 2 * sampling.max_tokens})
-            except RefusedError as error:
-                if cut is None or error.status not in _REFUSES_THE_REQUEST:
-                    raise
-                raise cut from None  # so much room is refused: the row is lost, and not the run
+        seed = derive_seed(self._run_seed, self.name, row["id"])
+        request = ChatRequest(row["id"], prompt, self.config.sampling, seed)
+        return await ask(call, request, partial(self._rows, row), attempts=self.config.attempts)
 
-    def _rows(self, row: Row, completion: Completion, seed: int) -> list[dict[str, Any]]:
+    def _rows(self, row: Row, request: ChatRequest, completion: Completion) -> list[dict[str, Any]]:
         text = completion.text.strip()
         if not text:
             raise BadOutput("The reply holds white space only.", reason="empty_reply", raw=completion.text)
@@ -118,7 +102,7 @@ class Generate(RowStage[GenerateConfig]):
                 "text": text,
                 "messages": [{"role": "user", "content": text}],
                 "prompt_hash": sha256_text(canonical_json([dict(message) for message in row["prompt"]]))[:16],
-                "seed": seed,
+                "seed": request.seed,
                 "engine": self._identity.engine,
                 "model": self._identity.model,
                 "cleaned": completion.cleaned,

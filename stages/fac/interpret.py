@@ -7,7 +7,8 @@ rejected with that reason. Detection and fuzzing say how well the explanation pr
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 import polars as pl
@@ -19,7 +20,8 @@ from headwater.core.rows import Reject, Row
 from headwater.core.seeds import derive_seed
 from headwater.core.store import StageOutput
 from headwater.llm.registry import EngineConfig
-from headwater.llm.types import Sampling
+from headwater.llm.types import ChatRequest, Completion, Sampling
+from headwater.stages.asking import ask
 from headwater.stages.base import Call, Forecast, Knob, RowStage, StageConfig, StageContext
 from headwater.stages.fac.missing import MISSING_SCHEMA, load_activations
 from headwater.stages.fac.own_tokens import OwnTokens
@@ -28,6 +30,8 @@ from headwater.stages.fac.space_artifact import missing_facts, open_space
 if TYPE_CHECKING:
     from headwater.sae.interpret import DetectionScore, Question
     from headwater.sae.spans import Span
+
+_Parsed = TypeVar("_Parsed")
 
 INTERPRETED_SCHEMA = pa.schema([*MISSING_SCHEMA, pa.field("unanswered", pa.int32())])
 """`unanswered` counts the texts of detection and fuzzing that got no readable answer; they count neither way."""
@@ -58,6 +62,9 @@ class InterpretSettings(StageConfig):
     """Whether detection and fuzzing are measured: about six more calls per feature."""
     temperature: float = Field(0.0, ge=0)
     max_tokens: int = Field(512, ge=1)
+    attempts: int = Field(2, ge=1)
+    """How often a question is asked while its reply can't be read: each time with another seed, and after a reply that
+    was cut with twice the room."""
 
 
 class InterpretConfig(StageConfig):
@@ -172,31 +179,32 @@ class Interpret(RowStage[InterpretConfig]):
         return judged if isinstance(judged, Reject) else [made | judged]
 
     async def _judge(self, row: Row, call: Call) -> dict[str, Any] | Reject:
-        from headwater.sae import interpret as ask
+        from headwater.sae import interpret
         from headwater.sae.interpret_replies import parse_explanation, parse_label
 
         feature = row["feature"]
-        explain, score = ask.split_spans(self._spans[feature])
+        explain, score = interpret.split_spans(self._spans[feature])
         how: dict[str, Any] = {"run_seed": self._run_seed, "sampling": self._sampling}
-        reply = await call.chat(ask.explain_request(feature, explain, **how))
-        explanation = parse_explanation(reply.text)
+        explanation, reply = await self._ask(
+            call, interpret.explain_request(feature, explain, **how), parse_explanation
+        )
         if explanation is None:
             return Reject(
                 row["id"],
                 "cannot_tell",
                 f"feature {feature}: its spans share nothing that the judge can name",
-                reply.text,
+                reply,
             )
-        reply = await call.chat(ask.verify_request(feature, explanation, explain, **how))
-        verified = parse_label(reply.text)
+        question = interpret.verify_request(feature, explanation, explain, **how)
+        verified, reply = await self._ask(call, question, parse_label)
         if not verified.holds:
-            return Reject(row["id"], "not_verified", f"feature {feature}: {explanation}", reply.text)
+            return Reject(row["id"], "not_verified", f"feature {feature}: {explanation}", reply)
         relevance = None
         if self.config.task:
-            reply = await call.chat(ask.relevance_request(feature, explanation, explain, self.config.task, **how))
-            relevance = parse_label(reply.text)
+            question = interpret.relevance_request(feature, explanation, explain, self.config.task, **how)
+            relevance, reply = await self._ask(call, question, parse_label)
             if not relevance.holds:
-                return Reject(row["id"], "irrelevant", f"feature {feature}: {explanation}", reply.text)
+                return Reject(row["id"], "irrelevant", f"feature {feature}: {explanation}", reply)
         return {
             "explanation": explanation,
             "verified": verified.value,
@@ -208,14 +216,14 @@ class Interpret(RowStage[InterpretConfig]):
         self, feature: int, explanation: str, active: list[Span], call: Call, how: Mapping[str, Any]
     ) -> dict[str, Any]:
         """Balanced accuracy of detection and of fuzzing, on spans that the explanation was not made from."""
-        from headwater.sae import interpret as ask
+        from headwater.sae import interpret
         from headwater.sae.spans import contrast
 
         rng = np.random.default_rng(derive_seed(self._run_seed, self.name, feature))
         active, silent = contrast(self._anchor, feature, active, self._tokens.of, rng=rng)
         askers: dict[str, Callable[[], list[Question]]] = {
-            "detection": lambda: ask.detection_questions(feature, explanation, active, silent, **how),
-            "fuzzing": lambda: ask.fuzzing_questions(feature, explanation, active, **how),
+            "detection": lambda: interpret.detection_questions(feature, explanation, active, silent, **how),
+            "fuzzing": lambda: interpret.fuzzing_questions(feature, explanation, active, **how),
         }
         made: dict[str, Any] = {"unanswered": 0}
         for name, questions_of in askers.items():
@@ -224,27 +232,34 @@ class Interpret(RowStage[InterpretConfig]):
             except ConfigError:
                 made[name] = None  # too few spans to score with
                 continue
-            score = await _answered(questions, call)
+            score = await self._answered(questions, call)
             made["unanswered"] += score.unanswered
             made[name] = score.balanced_accuracy if score.unanswered <= score.answered else None
         return made
+
+    async def _answered(self, questions: Sequence[Question], call: Call) -> DetectionScore:
+        from headwater.sae.interpret import score_answers
+        from headwater.sae.interpret_replies import parse_active
+
+        answers = {}
+        for question in questions:
+            parse = partial(parse_active, n_texts=len(question.truth))
+            try:
+                answers[question.request.id], _ = await self._ask(call, question.request, parse)
+            except BadOutput:
+                continue  # counts as unanswered
+        return score_answers(questions, answers)
+
+    async def _ask(self, call: Call, request: ChatRequest, parse: Callable[[str], _Parsed]) -> tuple[_Parsed, str]:
+        """What the judge answered, and its reply."""
+
+        def read(_: ChatRequest, reply: Completion) -> tuple[_Parsed, str]:
+            return parse(reply.text), reply.text
+
+        return await ask(call, request, read, attempts=self.config.settings.attempts)
 
 
 def _first(features: pl.DataFrame, limit: int) -> list[int]:
     """The features to ask about when there are more than `limit`: the surest missing ones, after those of a control."""
     ranked = features.sort(pl.col("status") != "random", "p_value", -pl.col("anchor_support").cast(pl.Int64), "feature")
     return ranked["feature"].head(limit).to_list()
-
-
-async def _answered(questions: Sequence[Question], call: Call) -> DetectionScore:
-    from headwater.sae.interpret import score_answers
-    from headwater.sae.interpret_replies import parse_active
-
-    answers = {}
-    for question in questions:
-        try:
-            reply = await call.chat(question.request)
-            answers[question.request.id] = parse_active(reply.text, len(question.truth))
-        except BadOutput:
-            continue  # counts as unanswered
-    return score_answers(questions, answers)

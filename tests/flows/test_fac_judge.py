@@ -241,9 +241,30 @@ async def test_an_unreadable_verdict_rejects_the_feature_with_the_reply(root: Pa
     unreadable = found.interpreted.rejects().filter(pl.col("reason") == "no_answer")
 
     assert found.kept.is_empty()
-    assert unreadable.height == judge.kinds["verify"] > 0
+    assert 2 * unreadable.height == judge.kinds["verify"] > 0
     assert set(unreadable["raw"]) == {"It fits rather well, I would say."}
     assert all(re.match(r"feature \d+: ", detail) for detail in unreadable["detail"])
+
+
+async def test_a_judge_that_answers_when_asked_again_loses_no_feature(root: Path) -> None:
+    seen: set[str] = set()
+
+    def at_second_asking(body: Body) -> str:
+        prompt = str(body["messages"])
+        if prompt in seen:
+            return by_coin(body)
+        seen.add(prompt)
+        return "It fits rather well, I would say."
+
+    async with Judge("hesitant", at_second_asking) as judge:
+        judge.script("cut")
+        found = await _run(root, judge)
+    rooms = Counter(body["max_tokens"] for body in judge.bodies)
+
+    assert found.kept.height == found.asked
+    assert found.kept["unanswered"].sum() == 0
+    assert found.interpreted.manifest["meter"]["calls"] == 2 * len(seen)
+    assert rooms == {512: 2 * len(seen) - 1, 1024: 1}
 
 
 async def test_a_judge_whose_replies_cannot_be_read_ends_the_run_at_the_judge(root: Path) -> None:
