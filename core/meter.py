@@ -36,6 +36,14 @@ class Reading:
             self.dollars + other.dollars,
         )
 
+    def __sub__(self, other: Reading) -> Reading:
+        return self + Reading.from_list([-value for value in other.as_list()])
+
+    @property
+    def tokens(self) -> int:
+        """In and out."""
+        return self.tokens_in + self.tokens_out
+
     def as_list(self) -> list[float]:
         return [self.calls, self.tokens_in, self.tokens_cached, self.tokens_out, self.seconds, self.dollars]
 
@@ -84,6 +92,7 @@ class Meter:
         self._max_tokens = max_tokens
         self._lock = threading.Lock()
         self._total = Reading()
+        self._reserved = Reading()
         self.unpriced: set[str] = set()
 
     def price(
@@ -105,17 +114,45 @@ class Meter:
         with self._lock:
             return self._total
 
+    @property
+    def limited(self) -> bool:
+        """Whether there is a budget at all."""
+        return self._max_cost is not None or self._max_tokens is not None
+
+    def reserve(self, call: Reading) -> bool:
+        """Set aside what a call may use; False, and nothing set aside, when the budget doesn't hold it any more."""
+        with self._lock:
+            wanted = self._total + self._reserved + call
+            if self._max_cost is not None and wanted.dollars > self._max_cost:
+                return False
+            if self._max_tokens is not None and wanted.tokens > self._max_tokens:
+                return False
+            self._reserved += call
+            return True
+
+    def release(self, call: Reading) -> None:
+        """Give back what was set aside: the call has ended, and `add` counts what it used."""
+        with self._lock:
+            self._reserved -= call
+
     def check(self) -> None:
         """Raises Stopped when the budget is spent. Called between calls: what is in flight is kept."""
         total = self.total
         if self._max_cost is not None and total.dollars >= self._max_cost:
-            raise Stopped(
-                f"Stopped: ${total.dollars:.4f} spent of at most ${self._max_cost:.4f}; everything finished is kept.",
-                todo="Run again with a higher --max-cost to go on.",
-            )
-        tokens = total.tokens_in + total.tokens_out
-        if self._max_tokens is not None and tokens >= self._max_tokens:
-            raise Stopped(
-                f"Stopped: {tokens:,} tokens used of at most {self._max_tokens:,}; everything finished is kept.",
-                todo="Run again with a higher --max-tokens to go on.",
-            )
+            raise self.stopped()
+        if self._max_tokens is not None and total.tokens >= self._max_tokens:
+            raise self.stopped()
+
+    def stopped(self, call: Reading | None = None) -> Stopped:
+        """What to raise when the budget is spent, or does not hold a `call` more."""
+        total = self.total
+        by_tokens = self._max_tokens is not None and (total + (call or Reading())).tokens >= self._max_tokens
+        if by_tokens and self._max_tokens is not None:
+            spent, option = f"{total.tokens:,} tokens used of at most {self._max_tokens:,}", "--max-tokens"
+            more = f", and one more call may use {call.tokens:,}" if call else ""
+        else:
+            spent, option = f"${total.dollars:.4f} spent of at most ${self._max_cost or 0:.4f}", "--max-cost"
+            more = f", and one more call may cost ${call.dollars:.4f}" if call else ""
+        return Stopped(
+            f"Stopped: {spent}{more}; everything finished is kept.", todo=f"Run again with a higher {option} to go on."
+        )

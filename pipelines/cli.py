@@ -153,8 +153,8 @@ def show(
 @pipeline.command()
 @_recipe_options
 @click.option("--direct", is_flag=True, help="Run without Prefect: the same stages, the same bytes.")
-@click.option("--max-cost", type=click.FloatRange(min=0, min_open=True), help="Stop once so many dollars are spent.")
-@click.option("--max-tokens", type=click.IntRange(min=1), help="Stop once so many tokens are used, in and out.")
+@click.option("--max-cost", type=click.FloatRange(min=0, min_open=True), help="Spend at most so many dollars.")
+@click.option("--max-tokens", type=click.IntRange(min=1), help="Use at most so many tokens, in and out.")
 @click.pass_obj
 def run(
     workspace: Path,

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 
 from headwater.core.errors import BadOutput, HeadwaterError, TransientError
 from headwater.core.meter import Meter, Reading
@@ -14,6 +15,8 @@ from headwater.llm.types import ChatRequest, Completion, Engine
 Result = Completion | HeadwaterError
 _Key = tuple[str, str]
 """Engine name and request id."""
+_BYTES_PER_TOKEN = 3
+"""Of prompts, for a first guess."""
 
 
 class Engines:
@@ -27,6 +30,9 @@ class Engines:
         self._prices = prices
         self._models = {name: engine.identity.model for name, engine in engines.items()}
         self._meter = meter
+        self._dearest: dict[str, Reading] = {}
+        self._in_flight = 0
+        self._ended = asyncio.Event()
 
     @property
     def batched(self) -> bool:
@@ -41,7 +47,45 @@ class Engines:
         dollars = self._meter.price(self._models[name], *tokens, names=self._prices[name])
         reading = Reading(1, *tokens, seconds, dollars)
         self._meter.add(reading)
+        seen = self._dearest.get(name, Reading())
+        self._dearest[name] = Reading(
+            tokens_in=max(seen.tokens_in, reading.tokens_in),
+            tokens_out=max(seen.tokens_out, reading.tokens_out),
+            dollars=max(seen.dollars, reading.dollars),
+        )
         return reading
+
+    @asynccontextmanager
+    async def within_budget(self, name: str, request: ChatRequest) -> AsyncIterator[None]:
+        """Waits until the budget holds this call beside those in flight; raises `Stopped` when it holds none.
+
+        A call is taken to use as much as the dearest one so far. Before there was one, it is taken to use all the room
+        that it asks for; and if the budget doesn't hold that, it goes out alone.
+        """
+        if self.batched or not self._meter.limited:
+            yield
+            return
+        while not self._meter.reserve(call := self._dearest.get(name) or self._at_most(name, request)):
+            if not self._in_flight:
+                self._meter.check()
+                if name in self._dearest:
+                    raise self._meter.stopped(call)
+                call = Reading()
+                break
+            await self._ended.wait()
+        self._in_flight += 1
+        try:
+            yield
+        finally:
+            self._in_flight -= 1
+            self._meter.release(call)
+            ended, self._ended = self._ended, asyncio.Event()
+            ended.set()
+
+    def _at_most(self, name: str, request: ChatRequest) -> Reading:
+        tokens_in = sum(len(message.content.encode()) for message in request.messages) // _BYTES_PER_TOKEN
+        tokens = (tokens_in, 0, request.sampling.max_tokens)
+        return Reading(0, *tokens, dollars=self._meter.price(self._models[name], *tokens, names=self._prices[name]))
 
 
 class DirectCall:
@@ -52,17 +96,18 @@ class DirectCall:
         self.reading = Reading()
 
     async def chat(self, request: ChatRequest, engine: str = "engine") -> Completion:
-        started = time.monotonic()
-        result = await self._result(request, engine)
-        seconds = round(time.monotonic() - started, 4)
-        if isinstance(result, Completion):
-            usage = result.usage
-            tokens = (usage.tokens_in, usage.tokens_cached, usage.tokens_out)
-            self.reading += self._engines.read(engine, tokens, seconds)
-            return result
-        if isinstance(result, BadOutput):
-            self.reading += self._engines.read(engine, result.tokens, seconds)
-        raise result
+        async with self._engines.within_budget(engine, request):
+            started = time.monotonic()
+            result = await self._result(request, engine)
+            seconds = round(time.monotonic() - started, 4)
+            if isinstance(result, Completion):
+                usage = result.usage
+                tokens = (usage.tokens_in, usage.tokens_cached, usage.tokens_out)
+                self.reading += self._engines.read(engine, tokens, seconds)
+                return result
+            if isinstance(result, BadOutput):
+                self.reading += self._engines.read(engine, result.tokens, seconds)
+            raise result
 
     async def _result(self, request: ChatRequest, engine: str) -> Result:
         result: Result = _no_outcome(engine, request.id)

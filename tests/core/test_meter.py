@@ -72,3 +72,24 @@ def test_the_budget_in_tokens_counts_both_directions() -> None:
     meter.add(Reading(tokens_out=1))
     with pytest.raises(Stopped, match="100 tokens used of at most 100"):
         meter.check()
+
+
+def test_what_is_set_aside_counts_until_it_is_given_back() -> None:
+    meter, call = Meter(max_cost=1.0), Reading(dollars=0.4)
+    assert meter.reserve(call) and meter.reserve(call)
+    assert not meter.reserve(call)
+    meter.release(call)
+    meter.add(Reading(dollars=0.1))
+    assert meter.reserve(call)
+    assert not meter.reserve(Reading(dollars=0.2))
+
+
+def test_a_budget_that_holds_no_further_call_says_which_one_is_spent() -> None:
+    meter = Meter(max_cost=1.0, max_tokens=1_000)
+    meter.add(Reading(tokens_in=900, dollars=0.2))
+    assert "900 tokens used of at most 1,000, and one more call may use 150" in str(
+        meter.stopped(Reading(tokens_out=150, dollars=0.1)).what
+    )
+    assert "$0.2000 spent of at most $1.0000, and one more call may cost $0.9000" in str(
+        meter.stopped(Reading(tokens_out=50, dollars=0.9)).what
+    )

@@ -221,12 +221,34 @@ def test_a_spent_budget_stops_the_stage_and_keeps_everything(tmp_path: Path, num
     meter = Meter(max_tokens=150)
     with pytest.raises(Stopped, match="tokens used of at most 150"):
         run_stage(Ask(AskConfig(concurrency=4)), rows, context(tmp_path, pool, meter=meter))
-    assert 10 <= meter.total.calls <= 10 + 3  # what was in flight when the tenth call spent the budget may end
-    assert _journalled(tmp_path) == meter.total.calls
+    assert meter.total.calls == 10
+    assert _journalled(tmp_path) == 10
 
     output = run_stage(Ask(AskConfig(concurrency=4)), rows, context(tmp_path, pool)).output
     assert set(flaky.asked.values()) == {1}
     assert output.manifest["meter"]["tokens_in"] == 490
+
+
+def test_many_calls_in_flight_do_not_spend_more_than_the_budget(tmp_path: Path, numbers: Any) -> None:
+    together: set[int] = set()
+
+    class Watched(_Slow):
+        flying = 0
+
+        async def chat(self, requests: Any) -> Any:
+            Watched.flying += 1
+            together.add(Watched.flying)
+            async for outcome in super().chat(requests):
+                yield outcome
+            Watched.flying -= 1
+
+    meter = Meter({"of-the-request": Price(output=60_000)}, max_cost=10.0)
+    with pytest.raises(Stopped, match=r"\$9\.9000 spent of at most \$10\.0000, and one more call may cost \$0\.3000"):
+        run_stage(Ask(AskConfig(concurrency=32)), numbers(100), context(tmp_path, Pool(engine=Watched), meter=meter))
+    assert meter.total.dollars == pytest.approx(9.9)
+    assert meter.total.calls == 33
+    assert _journalled(tmp_path) == 34  # the thirteenth is rejected without a call
+    assert max(together) > 8
 
 
 def test_the_stop_flag_is_seen_while_calls_take_long_and_what_ends_in_time_is_kept(
