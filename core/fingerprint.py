@@ -19,7 +19,10 @@ SCHEME = 1
 """Raised when the meaning of a fingerprint changes; old outputs are then not found rather than misread."""
 
 _PLUMBING = {f"headwater.stages.{name}" for name in ("base", "run", "row_runner", "calls", "engines")}
-_HELPERS = tuple(f"headwater.{name}" for name in ("sae", "verifiers", "data_cards", "stages", "core.text"))
+_HELPERS = tuple(
+    f"headwater.{name}"
+    for name in ("sae", "verifiers", "data_cards", "stages", "core.text", "llm.chat", "llm.hidden", "llm.score")
+)
 _ABSENT = object()
 _CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
 """Kept, because `json.dumps` builds one per call and row ids are made by the million."""
@@ -77,10 +80,10 @@ def sha256_file(path: Path) -> str:
 def source_hash(module: str) -> str:
     """Hash of a stage's module and of the modules it imports, directly or not, that shape rows.
 
-    These are floors 3 and 4 and `core/text.py`; for a stage from elsewhere, its own package too. They count because a
-    stage whose helper changed would otherwise answer from a stale output. The rest of `core/` and `llm/` does not: it
-    is plumbing, versioned by `SCHEME` and by the engine's identity. Comments, blank lines, docstrings and the Python
-    version don't count either.
+    These are floors 3 and 4, `core/text.py`, and of `llm/` what decides which tokens are measured; for a stage from
+    elsewhere, its own package too. They count because a stage whose helper changed would otherwise answer from a stale
+    output. The rest of `core/` and `llm/` does not: it is plumbing, versioned by `SCHEME` and by the engine's identity.
+    Comments, blank lines, docstrings and the Python version don't count either.
 
     Raises ConfigError when `module` has no source file (a notebook cell): its edits could not be seen.
     """

@@ -105,10 +105,11 @@ def copied_tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "stages/fac/shared.py": "def f(): return 1\n",
         "stages/base.py": "BASE = 1\n",
         "sae/__init__.py": "",
-        "sae/pool.py": "from headwater.core.text import words\nfrom headwater.llm.chat import chat\n",
+        "sae/pool.py": "from headwater.core.text import words\nfrom headwater.llm.chat import mask\n",
         "core/text.py": "WORDS = 1\n",
         "core/fingerprint.py": "",
-        "llm/chat.py": "CHAT = 1\n",
+        "llm/chat.py": "from headwater.llm.kv import past\n",
+        "llm/kv.py": "KV = 1\n",
     }.items():
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -125,10 +126,11 @@ def copied_tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("sae/__init__.py", True),
         ("core/text.py", True),
         ("stages/base.py", False),
-        ("llm/chat.py", False),
+        ("llm/chat.py", True),
+        ("llm/kv.py", False),
     ],
 )
-def test_libraries_of_the_field_and_sibling_stages_count_and_plumbing_does_not(
+def test_libraries_of_the_field_sibling_stages_and_token_masks_count_and_plumbing_does_not(
     copied_tree: Path, file: str, counts: bool
 ) -> None:
     before = source_hash("headwater.stages.fac.measure")
