@@ -143,19 +143,21 @@ def set_aside_damaged(path: Path) -> Path | None:
 
 
 def nearest_difference(stages: Path, stage: str, node: str, fingerprint: Fingerprint) -> list[str]:
-    """Why the newest earlier output of the same node can't be reused: the parts of the fingerprint that differ.
+    """Why no earlier output of the same node can be reused: the parts in which the one most like it differs.
 
-    Empty when there is no earlier output.
+    Of several that are as like, the newest; other pipelines in the workspace have nodes of the same names. Empty when
+    there is no earlier output.
     """
-    newest: tuple[float, Mapping[str, Any]] | None = None
+    found: list[tuple[int, float, list[str]]] = []
     for path in stages.glob(f"{stage}-*/{_MANIFEST}"):
         try:
             manifest, made = json.loads(path.read_text("utf-8")), path.stat().st_mtime
-            if manifest["node"] == node and (newest is None or made > newest[0]):
-                newest = (made, manifest["fingerprint"])
-        except (OSError, ValueError, KeyError, TypeError):
+            if manifest["node"] == node:
+                differing = differences(_explained(manifest["fingerprint"]), _explained(fingerprint.as_json()))
+                found.append((len(differing), -made, differing))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
             continue  # what is no manifest of ours explains nothing
-    return [] if newest is None else differences(_explained(newest[1]), _explained(fingerprint.as_json()))
+    return min(found, default=(0, 0.0, []))[2]
 
 
 def _explained(fingerprint: Mapping[str, Any]) -> dict[str, Any]:

@@ -217,13 +217,14 @@ def test_metrics_may_come_from_numpy_and_lack_a_value(tmp_path: Path) -> None:
     }
 
 
-def test_the_newest_output_of_the_same_node_explains_what_differs(tmp_path: Path) -> None:
-    for age, (node, k) in enumerate([("numbers", 8), ("numbers", 9), ("elsewhere", 16)]):
+def test_the_output_most_like_it_explains_what_differs_and_of_several_the_newest(tmp_path: Path) -> None:
+    made = [("numbers", 8, "a"), ("numbers", 9, "a"), ("numbers", 16, "b"), ("elsewhere", 16, "a")]
+    for age, (node, k, of) in enumerate(made):
         path = tmp_path / f"numbers-{node}{k}"
-        print_ = Fingerprint({"stage": "numbers", "config": {"k": k}})
+        print_ = Fingerprint({"stage": "numbers", "config": {"k": k, "where": of}, "inputs": {"rows": of}})
         OutputWriter(path, NUMBERS, "Stage numbers").publish(print_, {"node": node})
         os.utime(path / "manifest.json", (1_000 + age, 1_000 + age))
-    wanted = Fingerprint({"stage": "numbers", "config": {"k": 16}})
+    wanted = Fingerprint({"stage": "numbers", "config": {"k": 16, "where": "a"}, "inputs": {"rows": "a"}})
     assert nearest_difference(tmp_path, "numbers", "numbers", wanted) == ["config.k: 9 → 16"]
     assert nearest_difference(tmp_path, "numbers", "new", wanted) == []
     (tmp_path / "numbers-numbers9" / "manifest.json").write_text('{"node": "numbers"}')
