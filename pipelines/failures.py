@@ -29,8 +29,11 @@ def exit_code_of(error: BaseException) -> int:
         _say(error.what, error.todo)
         return error.exit_code
     if isinstance(error, click.UsageError):
-        command = error.ctx.command_path if error.ctx is not None else "pipeline"
-        _say(error.format_message(), f"See `{command} --help`.")
+        if isinstance(error, click.exceptions.NoArgsIsHelpError):
+            error.show()
+        else:
+            command = error.ctx.command_path if error.ctx is not None else "pipeline"
+            _say(error.format_message(), f"See `{command} --help`.")
         return error.exit_code
     if isinstance(error, click.Abort) and isinstance(error.__cause__, EOFError):
         return _unexpected(error.__cause__)  # click takes any for the end of a person's input; nobody is asked here

@@ -51,7 +51,9 @@ class _Loader(yaml.SafeLoader):
 
 def _parse(text: str, where: str) -> Any:
     try:
-        return yaml.load(text, Loader=_Loader)
+        value = yaml.load(text, Loader=_Loader)
+        _refuse_cycles(value, set())
+        return value
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = f", line {mark.line + 1}" if mark is not None else ""
@@ -60,3 +62,13 @@ def _parse(text: str, where: str) -> Any:
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         what = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ConfigError(f"{where} is not valid YAML: {what}.", todo="Mend it.") from error
+
+
+def _refuse_cycles(value: Any, around: set[int]) -> None:
+    """An alias may repeat an anchor, but not stand inside it: such a value has no end."""
+    if not isinstance(value, dict | list):
+        return
+    if id(value) in around:
+        raise ValueError("an alias stands inside what it repeats")
+    for item in value.values() if isinstance(value, dict) else value:
+        _refuse_cycles(item, around | {id(value)})

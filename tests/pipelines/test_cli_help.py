@@ -67,4 +67,6 @@ def test_without_a_command_the_help_is_shown(capsys: pytest.CaptureFixture[str])
         main([])
 
     output = capsys.readouterr()
-    assert "Commands:" in output.out + output.err
+    lines = (output.out + output.err).splitlines()
+    assert lines[0].startswith("Usage: pipeline ")
+    assert any(line.split()[:1] == ["run"] for line in lines)

@@ -27,6 +27,11 @@ BAD_FILES = {
     "a list": ("- flow: tiny\n", "is a list, not a mapping", "key: value"),
     "nothing": ("", "is empty, not a mapping", "key: value"),
     "a key that is no text": (WHOLE + "1: x\n", "has the key 1", "quotes"),
+    "an alias inside its anchor": (
+        "flow: tiny\ncount: &a {rows: *a}\n",
+        "is not valid YAML: an alias stands inside",
+        "",
+    ),
     "a pipeline's name with a slash": (WHOLE + "pipeline: a/b\n", "Key 'pipeline'", "(it is 'a/b')"),
 }
 
