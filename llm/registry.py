@@ -64,7 +64,8 @@ class EngineConfig(BaseModel):
     threads: int | None = _knob(None, ge=1)
     """CPU threads of a transformers model; by default one per core."""
     max_concurrency: int = _knob(64, ge=1)
-    """Most calls in flight to a server."""
+    """Most calls in flight to a server, and rows in work at a time. A judge has one call out for each, and what it has
+    begun is lost when the run is killed."""
     deadline_s: float = _knob(120.0, gt=0)
     """Seconds after which a call to a server counts as failed."""
     attempts: int = _knob(6, ge=1)

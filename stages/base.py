@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from headwater.llm.types import ChatRequest, Completion
     from headwater.stages.engines import EnginePool
 
+_ROWS_WITHOUT_ENGINE = 64
+"""Rows in flight in a row stage that asks no engine."""
+
 
 def Knob(default: Any, **constraints: Any) -> Any:  # noqa: N802 - reads as a field type, like pydantic's Field
     """A config field that doesn't change rows (concurrency, timeouts, device): stays out of the fingerprint."""
@@ -184,8 +187,9 @@ class RowStage(Stage[ConfigT]):
 
     @property
     def concurrency(self) -> int:
-        """Rows in flight with an engine outside the process."""
-        return 64
+        """Rows in flight with engines outside the process: what the widest of them takes; its gate may let in fewer."""
+        configs = self.engine_configs()
+        return max((configs[name].max_concurrency for name in self.asks), default=_ROWS_WITHOUT_ENGINE)
 
     @property
     def window(self) -> int:

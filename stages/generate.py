@@ -30,8 +30,6 @@ class GenerateConfig(StageConfig):
     cut with twice the room."""
     max_reject_share: float = Knob(0.5, ge=0, le=1)
     """Share of requests without a usable reply to live with."""
-    concurrency: int = Knob(64, ge=1)
-    """Requests in flight with an engine outside this process."""
 
 
 class Generate(RowStage[GenerateConfig]):
@@ -61,10 +59,6 @@ class Generate(RowStage[GenerateConfig]):
     @property
     def may_be_empty(self) -> bool:
         return True
-
-    @property
-    def concurrency(self) -> int:
-        return self.config.concurrency
 
     def engine_configs(self) -> Mapping[str, EngineConfig]:
         return {"engine": self.config.engine}

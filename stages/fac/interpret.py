@@ -76,7 +76,6 @@ class InterpretConfig(StageConfig):
     """The measured model, whose tokens cut the spans."""
     max_tokens: int = Field(256, ge=1)
     roles: tuple[Literal["system", "user", "assistant"], ...] = ("user",)
-    concurrency: int = Knob(32, ge=1)
 
 
 class Interpret(RowStage[InterpretConfig]):
@@ -108,11 +107,6 @@ class Interpret(RowStage[InterpretConfig]):
     @property
     def may_be_empty(self) -> bool:
         return True
-
-    @property
-    def concurrency(self) -> int:
-        """Features in flight; each has one call out at a time, and what is begun is lost when the run is killed."""
-        return min(self.config.concurrency, self.config.engine.max_concurrency)
 
     def engine_configs(self) -> Mapping[str, EngineConfig]:
         return {"engine": self.config.engine, "model": self.config.model}

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+from aiohttp import web
 
 from headwater.core.errors import PermanentError
 from headwater.core.rows import MESSAGES, schema
@@ -27,9 +29,36 @@ def prompts(make_output: Make) -> StageOutput:
 
 async def _generate(server: FaultServer, run: Make, prompts: StageOutput, **config: Any) -> StageOutput:
     engine = EngineConfig(engine="openai", model="fake", base_url=server.base_url, max_concurrency=1)
-    settings = {"sampling": Sampling(max_tokens=40), "max_reject_share": 1.0, "concurrency": 1} | config
+    settings = {"sampling": Sampling(max_tokens=40), "max_reject_share": 1.0} | config
     stage = Generate(GenerateConfig(engine=engine, **settings))
     return await asyncio.to_thread(run, stage, {"rows": prompts})
+
+
+class _Crowd(FaultServer):
+    """Answers nothing until `wanted` calls are in flight together, or so many will clearly never come."""
+
+    def __init__(self, wanted: int) -> None:
+        super().__init__()
+        self._wanted = wanted
+        self._complete = asyncio.Event()
+
+    async def _answer(self, request: web.Request) -> web.StreamResponse:
+        if self.in_flight >= self._wanted:
+            self._complete.set()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._complete.wait(), timeout=30)
+        return await super()._answer(request)
+
+
+@pytest.mark.parametrize("most", [3, 90])
+async def test_as_many_rows_are_in_work_as_the_engine_takes_calls(run: Make, make_output: Make, most: int) -> None:
+    rows = [{"id": f"p{n}", "prompt": [{"role": "user", "content": f"prompt {n}"}]} for n in range(most + 10)]
+    prompts = make_output("prompts", schema(prompt=MESSAGES), rows)
+    async with _Crowd(most) as server:
+        engine = EngineConfig(engine="openai", model="fake", base_url=server.base_url, max_concurrency=most)
+        await asyncio.to_thread(run, Generate(GenerateConfig(engine=engine)), {"rows": prompts})
+
+    assert server.peak == most
 
 
 async def test_a_reply_that_was_cut_is_asked_for_again_with_twice_the_room(run: Make, prompts: StageOutput) -> None:

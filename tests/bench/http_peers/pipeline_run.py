@@ -18,7 +18,7 @@ def main(base_url: str, calls: int, in_flight: int, folder: Path) -> None:
         "flow": "ask",
         "pipeline": "ask",
         "prompts": {"rows": calls},
-        "generate": {"engine": engine, "concurrency": in_flight},
+        "generate": {"engine": engine},
     }
     written = folder / "ask.yaml"
     written.write_text(json.dumps(recipe))  # which is YAML, too
