@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from headwater.core.errors import ConfigError
+from headwater.core.redact import redact_values
 
 SCHEME = 1
 """Raised when the meaning of a fingerprint changes; old outputs are then not found rather than misread."""
@@ -40,8 +41,8 @@ class Fingerprint:
         return sha256_text(canonical_json({"scheme": SCHEME, **self.parts}))[:24]
 
     def as_json(self) -> dict[str, Any]:
-        """What the manifest keeps, so that a later run can say what differs."""
-        return {"digest": self.digest, "scheme": SCHEME, "parts": dict(self.parts)}
+        """What the manifest keeps, so that a later run can say what differs; never a credential."""
+        return {"digest": self.digest, "scheme": SCHEME, "parts": redact_values(self.parts)}
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:

@@ -21,6 +21,7 @@ import orjson
 
 from headwater.core.errors import PermanentError
 from headwater.core.fingerprint import Fingerprint, canonical_json, differences, sha256_file, sha256_text
+from headwater.core.redact import redact_values
 from headwater.core.rows import REJECT_SCHEMA, Reject, conform, table_of
 from headwater.core.shards import ShardWriter, read_frames
 
@@ -161,7 +162,8 @@ def nearest_difference(stages: Path, stage: str, node: str, fingerprint: Fingerp
 
 
 def _explained(fingerprint: Mapping[str, Any]) -> dict[str, Any]:
-    return {"scheme": fingerprint.get("scheme"), **fingerprint["parts"]}
+    """Without credentials, which a manifest may hold that was written before they were refused."""
+    return {"scheme": fingerprint.get("scheme"), **redact_values(fingerprint["parts"])}
 
 
 class OutputWriter:

@@ -9,6 +9,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from headwater.core.errors import ConfigError
+from headwater.core.redact import redact_text, redact_values
 from headwater.data_cards.card_merge import BEGIN, END, dump_front_matter, mark, merge_card
 from headwater.data_cards.card_types import (
     DatasetCard,
@@ -22,7 +23,6 @@ from headwater.data_cards.card_types import (
 )
 from headwater.data_cards.features import features_of, type_label
 from headwater.data_cards.numbers import format_number
-from headwater.data_cards.redact import redact_text, redact_values
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

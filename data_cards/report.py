@@ -12,6 +12,7 @@ from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING
 
+from headwater.core.redact import redact_text
 from headwater.data_cards import charts
 from headwater.data_cards.blocks import (
     Block,
@@ -44,7 +45,6 @@ from headwater.data_cards.chart_types import (
     Step,
 )
 from headwater.data_cards.numbers import format_number
-from headwater.data_cards.redact import redact_text
 
 if TYPE_CHECKING:
     from jinja2 import Environment

@@ -110,7 +110,7 @@ def _reason(problem: ErrorDetails) -> str:
 
 def _given(key: str, value: Any) -> str:
     """What was written there; never the value of something that may be a credential."""
-    from headwater.data_cards.redact import redact_values
+    from headwater.core.redact import redact_values
 
     if isinstance(value, Mapping):
         return ""

@@ -18,8 +18,8 @@ import yaml
 
 from headwater.core.errors import ConfigError
 from headwater.core.locks import file_lock
+from headwater.core.redact import redact_values
 from headwater.core.store import StageOutput, Workspace, load_output
-from headwater.data_cards.redact import redact_values
 from headwater.flows.suggest import did_you_mean
 
 _STATE = "run.json"

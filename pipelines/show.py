@@ -9,8 +9,8 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
+from headwater.core.redact import redact_values
 from headwater.core.store import Workspace
-from headwater.data_cards.redact import redact_values
 from headwater.flows.plan import Plan, PlannedNode, make_plan
 from headwater.flows.rates import Rates
 from headwater.pipelines.pace import duration

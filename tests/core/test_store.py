@@ -231,6 +231,18 @@ def test_the_output_most_like_it_explains_what_differs_and_of_several_the_newest
     assert nearest_difference(tmp_path, "numbers", "numbers", wanted) == ["config.k: 8 → 16"]
 
 
+def test_a_credential_in_a_fingerprint_is_neither_kept_nor_told(tmp_path: Path) -> None:
+    path = tmp_path / "numbers-1"
+    print_ = Fingerprint({"stage": "numbers", "config": {"extra": {"api_key": "abcsecret99"}, "k": 8}})
+    OutputWriter(path, NUMBERS, "Stage numbers").publish(print_, {"node": "numbers"})
+    manifest = path / "manifest.json"
+    assert "abcsecret99" not in manifest.read_text()
+
+    manifest.write_text(manifest.read_text().replace("[redacted]", "abcsecret99"))  # as it was once written
+    told = nearest_difference(tmp_path, "numbers", "numbers", Fingerprint({"stage": "numbers", "config": {"k": 9}}))
+    assert told == ['config.extra: {"api_key": "[redacted]"} → (nothing)', "config.k: 8 → 9"]
+
+
 def test_a_table_that_does_not_fit_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     out = OutputWriter(tmp_path / "o", NUMBERS, "Stage numbers")
     with pytest.raises(PermanentError, match="Stage numbers produced the columns"):

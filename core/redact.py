@@ -1,4 +1,4 @@
-"""Keys and tokens never reach a card or a report: by the name that holds them, and by their shape."""
+"""Keys and tokens never reach what is written down: known by the name that holds them, and by their shape."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any
 REDACTED = "[redacted]"
 
 _NAMES = (
-    r"(?:api[_-]?key|access[_-]?key|private[_-]?key|token|secret|pass(?:word|wd|phrase)|credentials?|authorization)"
+    r"(?:(?:api|access|private|secret|subscription)[_-]?key"
+    r"|token|secret|pass(?:word|wd|phrase)|credentials?|authorization)"
 )
 _SECRET_NAME = re.compile(rf"(?:^|[_-]){_NAMES}$", re.IGNORECASE)
 _MARKER_NAME = re.compile(r"^(?:bos|eos|pad|unk|stop|mask|sep|cls|special)[_-]token$", re.IGNORECASE)
@@ -28,7 +29,7 @@ _SHAPES = re.compile(
 _BEARER = re.compile(r"\b(Bearer|Basic)\s+[A-Za-z0-9._~+/=-]{12,}")
 _USERINFO = re.compile(r"(\b[a-z][a-z0-9+.-]*://)[^/\s@\"'<>]+@", re.IGNORECASE)
 _SIGNED = re.compile(
-    r"([?&;](?:sig|signature|key|x-(?:amz|goog)-(?:signature|credential|security-token))=)[^&\s\"'<>]+",
+    r"([?&;](?:sig|signature|key|code|x-(?:amz|goog)-(?:signature|credential|security-token))=)[^&\s\"'<>]+",
     re.IGNORECASE,
 )
 _ASSIGNED = re.compile(rf"((?<![\w-])(?:--)?(?:\w+[_-])*{_NAMES}=)[\"']?[^\s\"'<>&;,]+", re.IGNORECASE)
@@ -57,10 +58,35 @@ def redact_values(value: Any) -> Any:
     return redact_text(value) if isinstance(value, str) else value
 
 
-def _redact_entry(name: str, value: Any) -> Any:
+def find_secret(value: Any, path: str = "") -> str:
+    """The dotted path of the first entry, at any depth, that looks like a credential; empty when there is none.
+
+    For what is sent as it stands: a `${NAME}` under a secret's name, which nothing fills in, counts too.
+    """
+    if isinstance(value, Mapping):
+        entries = [(f"{path}.{key}", str(key), entry) for key, entry in value.items()]
+    elif isinstance(value, list | tuple):
+        entries = [(f"{path}[{i}]", "", entry) for i, entry in enumerate(value)]
+    else:
+        return path if isinstance(value, str) and redact_text(value) != value else ""
+    for place, name, entry in entries:
+        found = place if is_secret_name(name) and not _says_nothing(entry) else find_secret(entry, place)
+        if found:
+            return found.removeprefix(".")
+    return ""
+
+
+def is_secret_name(name: str) -> bool:
+    """Whether what stands under `name` is a credential, going by the name alone."""
     plain = _CAPITAL.sub("_", name)
-    if _SECRET_NAME.search(plain) is None or _MARKER_NAME.search(plain) is not None:
+    return _SECRET_NAME.search(plain) is not None and _MARKER_NAME.search(plain) is None
+
+
+def _redact_entry(name: str, value: Any) -> Any:
+    if not is_secret_name(name):
         return redact_values(value)
-    if value is None or isinstance(value, bool) or (isinstance(value, str) and _VARIABLE.match(value)):
-        return value
-    return REDACTED
+    return value if _says_nothing(value) or (isinstance(value, str) and _VARIABLE.match(value)) else REDACTED
+
+
+def _says_nothing(value: Any) -> bool:
+    return value is None or isinstance(value, bool)

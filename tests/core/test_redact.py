@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headwater.data_cards.redact import redact_text, redact_values
+from headwater.core.redact import find_secret, redact_text, redact_values
 
 
 @pytest.mark.parametrize(
@@ -27,6 +27,8 @@ def test_a_credential_is_known_by_its_shape(secret: str) -> None:
     [
         ("https://me:pw@host/v1", "https://[redacted]@host/v1"),
         ("s3://b/k?X-Amz-Signature=abc&x=1", "s3://b/k?X-Amz-Signature=[redacted]&x=1"),
+        ("https://f.azurewebsites.net/rows.jsonl?code=abc", "https://f.azurewebsites.net/rows.jsonl?code=[redacted]"),
+        ("https://host/v1?subscription-key=abc", "https://host/v1?subscription-key=[redacted]"),
         ("OPENAI_API_KEY=abc pipeline run", "OPENAI_API_KEY=[redacted] pipeline run"),
         ("run --api-key abc --seed 1", "run --api-key [redacted] --seed 1"),
         ("run --set engine.api_key=abc", "run --set engine.api_key=[redacted]"),
@@ -70,3 +72,20 @@ def test_names_that_only_sound_secret_keep_their_values() -> None:
         "token": None,
     }
     assert redact_values(recipe) == recipe
+
+
+@pytest.mark.parametrize(
+    ("value", "path"),
+    [
+        ({"a": [{"b": 1}, {"apiKey": "x"}]}, "a[1].apiKey"),
+        ({"headers": {"Authorization": "Basic eA=="}}, "headers.Authorization"),
+        ({"auth": {"secret_key": 1234}}, "auth.secret_key"),
+        ({"token": {"value": "x"}}, "token"),
+        ({"api_key": "${OPENAI_API_KEY}"}, "api_key"),
+        ({"user": "sk-abcdefghijklmnop1234"}, "user"),
+        ({"top_k": 20, "stop_token": "</s>", "max_tokens": 5, "password": None, "token": False}, ""),
+        ({"chat_template_kwargs": {"enable_thinking": False}, "stop_token_ids": [2]}, ""),
+    ],
+)
+def test_the_place_of_a_secret_is_named_and_not_the_secret(value: dict[str, object], path: str) -> None:
+    assert find_secret(value) == path
