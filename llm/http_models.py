@@ -14,6 +14,8 @@ from urllib.request import Request, urlopen
 import orjson
 from yarl import URL
 
+from headwater.llm.http_url import endpoint
+
 _DEADLINE_S = 5.0
 _MAX_BYTES = 1 << 22
 _REVISION_FIELDS = ("revision", "model_sha", "sha", "digest")
@@ -54,7 +56,7 @@ def reported_revision(base: URL, model: str, headers: Mapping[str, str]) -> str:
 
 def _listing(base: URL, headers: Mapping[str, str]) -> Any:
     server = f"{base.host}:{base.port}"
-    request = Request(str(base / "models"))
+    request = Request(str(endpoint(base, "models")))
     for name, value in headers.items():
         request.add_unredirected_header(name, value)  # a key goes to the server it was given for, nowhere else
     try:

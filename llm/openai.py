@@ -27,6 +27,7 @@ from headwater.llm.http_lean import LeanTransport
 from headwater.llm.http_models import portable_name, reported_revision
 from headwater.llm.http_replies import RefusedError, UnreadableError, read_reply
 from headwater.llm.http_tries import Tries
+from headwater.llm.http_url import endpoint, server_base
 from headwater.llm.types import ChatOutcome, ChatRequest, Completion, EngineIdentity
 
 if TYPE_CHECKING:
@@ -38,7 +39,8 @@ _OWN_FIELDS = frozenset({"model", "messages", "seed", "stream", "stop", "n"})
 class OpenAIEngine:
     """Chats with one model behind one server. Usable from any number of coroutines of one event loop at a time.
 
-    base_url            up to where `/chat/completions` begins, e.g. http://localhost:8000/v1
+    base_url            up to where `/chat/completions` begins, e.g. http://localhost:8000/v1; its query
+                        (`?api-version=…`) goes along with every request
     model               the name the server knows the model by
     api_key             sent as a bearer token; never shown anywhere
     max_concurrency     calls in flight at most; adapts downwards when the server asks for it
@@ -68,7 +70,7 @@ class OpenAIEngine:
         _check_positive(
             max_concurrency=max_concurrency, deadline_s=deadline_s, attempts=attempts, patience_s=patience_s
         )
-        self._base = _base(base_url)
+        self._base = server_base(base_url)
         self._model = model
         self._key = SecretStr(_header_safe(api_key)) if api_key else None
         self._most = max_concurrency
@@ -78,7 +80,7 @@ class OpenAIEngine:
         self._extra = _extra(extra_body or {})
         self._limit_field = "max_tokens"
         self._server = f"{self._base.host}:{self._base.port}"
-        self._url = self._base / "chat" / "completions"
+        self._url = endpoint(self._base, "chat", "completions")
         self._line: _Line | None = None
         self._identity: EngineIdentity | None = None
 
@@ -260,21 +262,6 @@ def _explained(error: RefusedError, request: ChatRequest) -> RefusedError:
         "that, some servers cannot. Use one that can, or a recipe without a prefill."
     )
     return RefusedError(error.what, todo=todo, status=error.status, code=error.code, param=error.param)
-
-
-def _base(text: str) -> URL:
-    try:
-        url = URL(text)
-        usable = url.scheme in {"http", "https"} and bool(url.host) and url.port is not None
-    except ValueError:
-        usable = False
-    if not usable:
-        raise ConfigError("base_url is no http(s) URL.", todo="Write something like http://localhost:8000/v1.")
-    if url.user is not None or url.password is not None:
-        raise ConfigError("base_url holds a user or a password.", todo="Give the key as api_key instead.")
-    url = url.with_query(None).with_fragment(None)
-    path = url.path.rstrip("/").removesuffix("/chat/completions")
-    return url.with_path(path or "/v1")
 
 
 def _header_safe(key: str) -> str:

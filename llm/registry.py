@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_validator, m
 from pydantic_core import PydanticCustomError
 
 from headwater.core.errors import ConfigError
+from headwater.core.redact import find_secret, redact_text
 from headwater.llm.types import Engine, EngineIdentity
 
 EMBEDDED = "embedded:smollm2-135m"
@@ -49,11 +50,12 @@ class EngineConfig(BaseModel):
     """Run code that comes with the model. Only for code that you have read."""
     extra_body: dict[str, JsonValue] = Field(default_factory=dict)
     """More fields of every request to a server, e.g. `{chat_template_kwargs: {enable_thinking: false}}`; null leaves
-    out one of ours that the server will not take. It is recorded with the run: no secrets here."""
+    out one of ours that the server will not take. It is recorded with the run: what looks like a secret is refused."""
     max_model_len: int | None = Field(None, ge=1)
     """Longest prompt and reply together, in tokens, that `vllm` makes room for; by default the model's own limit."""
     base_url: str = _knob("")
-    """Of an OpenAI-compatible server, such as `http://localhost:8000/v1`."""
+    """Of an OpenAI-compatible server, such as `http://localhost:8000/v1`; a query (`?api-version=…`) goes along with
+    every request. A URL that holds a secret is refused."""
     api_key_env: str = _knob("")
     """Name of the environment variable that holds the key. The key itself never stands in a recipe."""
     device: str = _knob("auto")
@@ -172,7 +174,17 @@ def engine_status() -> list[EngineStatus]:
 def _server_problem(config: EngineConfig) -> str:
     if not (config.base_url and config.model):
         return "engine `openai` needs `base_url` and `model`"
-    if config.api_key_env and not _VARIABLE.fullmatch(config.api_key_env):
+    from headwater.llm.http_url import KEY_ELSEWHERE, server_base
+
+    try:
+        server_base(config.base_url)
+    except ConfigError as error:
+        return str(error)
+    secret = find_secret(config.extra_body)
+    if secret:
+        return f"`extra_body.{secret}` looks like a secret. {KEY_ELSEWHERE}"
+    name = config.api_key_env
+    if name and not (_VARIABLE.fullmatch(name) and redact_text(name) == name):
         return "`api_key_env` is the name of an environment variable, such as OPENAI_API_KEY, and never the key itself"
     return ""
 

@@ -99,6 +99,8 @@ class FaultServer:
         self.bodies: list[Body] = []
         """The last 10,000 request bodies as they came."""
         self.headers: list[dict[str, str]] = []
+        self.queries: list[str] = []
+        """Of every request, those for the list of models too, as they came."""
         self.arrivals: list[float] = []
         """When each of these came, in seconds of the event loop's clock."""
         self.in_flight = 0
@@ -155,6 +157,7 @@ class FaultServer:
             self.in_flight -= 1
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
+        self.queries.append(request.url.raw_query_string)
         body: Body = orjson.loads(await request.read())
         key = key_of(body)
         self._remember(body, request.headers)
@@ -188,7 +191,8 @@ class FaultServer:
                 return fault
         return None
 
-    async def _models(self, _: web.Request) -> web.Response:
+    async def _models(self, request: web.Request) -> web.Response:
+        self.queries.append(request.url.raw_query_string)
         return _json({"object": "list", "data": [self.card]})
 
     async def _counts(self, _: web.Request) -> web.Response:

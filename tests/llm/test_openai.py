@@ -417,6 +417,7 @@ def _everything(error: BaseException) -> str:
         ({"base_url": "ftp://host/v1"}, "base_url"),
         ({"base_url": ""}, "base_url"),
         ({"base_url": "http://me:secret@host/v1"}, "password"),
+        ({"base_url": "http://host/v1?code=secret"}, "'code' of its query"),
         ({"base_url": "http://host:port/v1"}, "base_url"),
         ({"max_concurrency": 0}, "max_concurrency"),
         ({"attempts": 0}, "attempts"),
@@ -443,6 +444,16 @@ async def test_base_url_is_understood_as_people_write_it(server: FaultServer, gi
     await engine.complete(request())
     await engine.aclose()
     assert server.asked.total() == 1
+
+
+@pytest.mark.parametrize("path", ["", "/v1", "/v1/chat/completions"])
+async def test_the_query_of_base_url_goes_along_with_every_request(server: FaultServer, path: str) -> None:
+    query = "api-version=2024-06-01&x=1%2B2"
+    engine = OpenAIEngine(base_url=f"http://127.0.0.1:{server.port}{path}?{query}", model="fake")
+    await engine.complete(request())
+    await asyncio.to_thread(lambda: engine.identity)
+    await engine.aclose()
+    assert server.queries == [query, query]
 
 
 async def identity_with(server: FaultServer, card: dict[str, Any], **settings: Any) -> tuple[str, str]:

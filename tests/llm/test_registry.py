@@ -73,6 +73,35 @@ def test_a_key_in_the_wrong_place_is_refused_and_not_repeated() -> None:
     assert "secret" not in str(caught.value)
 
 
+SERVER: dict[str, Any] = {"engine": "openai", "base_url": "http://localhost:1/v1", "model": "m"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "place"),
+    [
+        ({"extra_body": {"api_key": "abcsecret99"}}, "`extra_body.api_key`"),
+        ({"extra_body": {"a": [{"accessToken": "abcsecret99"}]}}, "`extra_body.a[0].accessToken`"),
+        ({"extra_body": {"user": "sk-abcsecret99-0123456789"}}, "`extra_body.user`"),
+        ({"base_url": "http://localhost:1/v1?code=abcsecret99"}, "'code' of its query"),
+        ({"base_url": "http://localhost:1/v1?a=1&apiKey=abcsecret99"}, "'apiKey' of its query"),
+        ({"base_url": "http://me:abcsecret99@localhost:1/v1"}, "a user or a password"),
+        ({"api_key_env": "hf_abcsecret990123456789"}, "`api_key_env`"),
+    ],
+)
+def test_a_secret_is_refused_by_its_place_with_a_hint_at_where_it_belongs(settings: dict[str, Any], place: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        EngineConfig(**{**SERVER, **settings})
+    assert place in str(caught.value)
+    assert "environment variable" in str(caught.value) and "api_key_env" in str(caught.value)
+    assert "abcsecret99" not in str(caught.value)
+
+
+def test_what_only_sounds_secret_may_stand_in_a_request(tmp_path: Path) -> None:
+    fields = {"stop_token_ids": [2], "max_tokens": None, "chat_template_kwargs": {"enable_thinking": False}}
+    config = EngineConfig(**{**SERVER, "base_url": "http://localhost:1/v1?api-version=2024-06-01"}, extra_body=fields)
+    assert config.extra_body == fields
+
+
 class Echo:
     """An engine written as CONTRIBUTING.md says."""
 
