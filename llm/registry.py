@@ -35,7 +35,9 @@ class EngineConfig(BaseModel):
     """A language model and how to reach it."""
 
     # Errors don't repeat what was given: it could be a key that was put in the wrong place.
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), hide_input_in_errors=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", protected_namespaces=(), hide_input_in_errors=True, allow_inf_nan=False
+    )
 
     engine: str = EMBEDDED
     """One of `ENGINES`."""

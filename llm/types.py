@@ -24,7 +24,7 @@ class Message:
 class Sampling(BaseModel):
     """How to draw a completion. Part of the stage's config, hence of its fingerprint."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     temperature: float = Field(0.8, ge=0)
     """0 decodes greedily."""

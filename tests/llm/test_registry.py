@@ -250,3 +250,13 @@ def test_who_waits_for_the_conversion_of_the_embedded_model_is_told(
 def test_a_server_is_not_identified_without_being_asked(tmp_path: Path) -> None:
     config = EngineConfig(engine="openai", model="m", base_url="http://127.0.0.1:1/v1")
     assert local_identity(config, cache=tmp_path) is None
+
+
+@pytest.mark.parametrize("number", [float("inf"), float("nan")])
+def test_a_number_that_json_cannot_hold_is_refused(number: float) -> None:
+    for settings in ({"deadline_s": number}, {"patience_s": number}, {"extra_body": {"a": [number]}}):
+        with pytest.raises(ValidationError, match="finite number"):
+            EngineConfig(**{**SERVER, **settings})
+    for name in ("temperature", "top_p"):
+        with pytest.raises(ValidationError, match="finite number"):
+            Sampling(**{name: number})
