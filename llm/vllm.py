@@ -30,6 +30,11 @@ _QUIET = {
     "VLLM_CPU_KVCACHE_SPACE": "2",
 }
 """The last in GiB: on a CPU vLLM would otherwise take a share of all memory. What the user has set stays."""
+_NO_ROOM = (
+    "Its log says more. If the device's memory is taken, lower `gpu_memory_utilization`; if its share has no room "
+    "for the model and one long request, raise it, lower `max_model_len` or spread the model with "
+    "`tensor_parallel_size`. Else check `dtype`, and that the folder is whole."
+)
 _SCORE_AT_ONCE = 256
 """Texts handed over at a time: their log-probabilities are held until the window is done."""
 
@@ -44,8 +49,10 @@ class VllmEngine(LocalModel):
         *,
         model: str | Path,
         name: str | None = None,
-        dtype: str = "bfloat16",
+        dtype: str,
         max_model_len: int | None = None,
+        gpu_memory_utilization: float | None = None,
+        tensor_parallel_size: int | None = None,
         revision: str | None = None,
         trust_remote_code: bool = False,
         cache: Path | None = None,
@@ -60,6 +67,8 @@ class VllmEngine(LocalModel):
             cache=cache,
         )
         self._max_model_len = max_model_len
+        sizes = {"gpu_memory_utilization": gpu_memory_utilization, "tensor_parallel_size": tensor_parallel_size}
+        self._sizes = {name: size for name, size in sizes.items() if size is not None}
         self._ids = itertools.count()
         # vLLM is not made for several threads, and its loading and steps must not block the event loop.
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="headwater-vllm")
@@ -79,6 +88,7 @@ class VllmEngine(LocalModel):
                 model=str(self.folder),
                 dtype=self._dtype,
                 max_model_len=self._max_model_len,
+                **self._sizes,
                 trust_remote_code=self._trust,
                 # On a CPU compiling costs more than it saves.
                 enforce_eager=current_platform.is_cpu(),
@@ -86,7 +96,7 @@ class VllmEngine(LocalModel):
                 seed=0,
             )
         except (OSError, ValueError, RuntimeError) as error:
-            raise self._unloadable("model", error) from error
+            raise ConfigError(f"vLLM can't run the model in {self.folder}: {error}", todo=_NO_ROOM) from error
 
     async def chat(self, requests: Iterable[ChatRequest]) -> AsyncGenerator[ChatOutcome, None]:
         """Answer all requests together, streaming outcomes as they end; see `Engine.chat`."""
@@ -153,7 +163,8 @@ class VllmEngine(LocalModel):
         except EngineDeadError as error:
             raise PermanentError(
                 "vLLM's engine process died.",
-                todo="Start again: what is finished is kept. If it recurs, lower max_model_len or the memory share.",
+                todo="Start again: what is finished is kept. If it recurs, lower `max_model_len` or "
+                "`gpu_memory_utilization`.",
             ) from error
         return outputs
 

