@@ -126,17 +126,14 @@ class Missing(TableStage[MissingConfig]):
         found = find_missing(anchor, seed, facts)
         for warning in found.warnings:
             context.note(warning)
+        metrics = self._metrics(anchor, seed, found, facts)
         if not len(found) and not self.config.allow_empty:
-            raise ConfigError(
-                f"Nothing is missing: the seed ({seed.n_rows:,} rows) fires every feature that the anchor "
-                f"({anchor.n_rows:,} rows) fires, as often as `missing.test: {facts.test}` asks.",
-                todo="Give a seed that lacks something, or set allow_empty: true to accept an empty dataset.",
-            )
+            raise _none_eligible(metrics) if not found.n_tested else _nothing_missing(metrics)
         status = self._status(anchor, found, facts, context)
         tokens = OwnTokens(inputs["anchor"], inputs["anchor_features"], self.config, context)
         out.write_rows(self._rows(status, anchor, seed, facts, tokens))
         write_missing_facts(out, facts)
-        out.metrics = self._metrics(anchor, seed, found, facts)
+        out.metrics = metrics
 
     def _facts(self, anchor: Activations) -> MissingFacts:
         from headwater.sae.coverage import quantile_delta
@@ -227,6 +224,7 @@ class Missing(TableStage[MissingConfig]):
             "missing": len(found),
             "missing_by_set_difference": int(difference.sum()),
             "missing_by_both": int((difference & found.mask).sum()),
+            "fired_in_anchor": int(fired(anchor, facts.delta).sum()),
             "live_in_anchor": int(fired(anchor, facts.delta, min_support=facts.min_support).sum()),
             "fac_before": asdict(fac(seed, anchor, facts.delta, min_support=facts.min_support)),
             "warnings": list(found.warnings),
@@ -234,6 +232,46 @@ class Missing(TableStage[MissingConfig]):
             "seed_rows": seed.n_rows,
             "control": "random_features" if self.config.random_features else None,
         }
+
+
+def _none_eligible(metrics: Mapping[str, Any]) -> ConfigError:
+    """That the seed fires all of nothing would say nothing about the seed."""
+    fired = metrics["fired_in_anchor"]
+    above = f"δ = {metrics['delta']:.3g}" + ("" if metrics["delta_quantile"] is not None else " (`missing.delta`)")
+    if fired:
+        return ConfigError(
+            f"No feature of the anchor can be missing: in its {_rows(metrics['anchor_rows'])} {fired:,} features "
+            f"fire above {above}, but none of them in `missing.min_support` = {_rows(metrics['min_support'])}.",
+            todo="Give an anchor of more rows, or lower missing.min_support.",
+        )
+    return ConfigError(
+        f"No feature of the anchor can be missing: no feature fires above {above} in any of its "
+        f"{_rows(metrics['anchor_rows'])}, where `missing.min_support` asks for {_rows(metrics['min_support'])}.",
+        todo="Lower missing.delta, or leave it out for a quantile of the anchor's activations.",
+    )
+
+
+def _nothing_missing(metrics: Mapping[str, Any]) -> ConfigError:
+    sizes = (f"the seed ({_rows(metrics['seed_rows'])})", f"the anchor ({_rows(metrics['anchor_rows'])})")
+    todo = "Give a seed that lacks something, or set allow_empty: true to accept an empty dataset."
+    if metrics["test"] == "set_difference":
+        return ConfigError(
+            f"Nothing is missing: {sizes[0]} fires each of the {metrics['live_in_anchor']:,} features that {sizes[1]} "
+            f"fires in at least {_rows(metrics['min_support'])}.",
+            todo=todo,
+        )
+    never = metrics["missing_by_set_difference"]
+    return ConfigError(
+        f"Nothing is missing: {sizes[0]} fires none of the {metrics['live_in_anchor']:,} features tested more rarely "
+        f"than {sizes[1]} by the rate test (`missing.alpha` = {metrics['alpha']:g}"
+        + (", false discoveries controlled)" if metrics["control_false_discoveries"] else ")")
+        + (f", though it never fires {never:,} of them." if never else "."),
+        todo=f"`missing.test: set_difference` counts those {never:,}. {todo}" if never else todo,
+    )
+
+
+def _rows(count: int) -> str:
+    return f"{count:,} row" if count == 1 else f"{count:,} rows"
 
 
 def load_activations(output: StageOutput, width: int) -> Activations:

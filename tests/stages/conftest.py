@@ -44,16 +44,21 @@ def run(context: StageContext) -> Callable[..., StageOutput]:
 
 @pytest.fixture
 def make_output(context: StageContext) -> Callable[..., StageOutput]:
-    """Publishes rows given by hand, with artifacts given as text, as if a stage of that name had made them."""
+    """Publishes rows given by hand, with artifacts given as text or bytes, as if a stage of that name had made them."""
 
     def make(
-        name: str, schema: pa.Schema, rows: Sequence[Mapping[str, Any]], artifacts: Mapping[str, str] | None = None
+        name: str,
+        schema: pa.Schema,
+        rows: Sequence[Mapping[str, Any]],
+        artifacts: Mapping[str, str | bytes] | None = None,
     ) -> StageOutput:
-        fingerprint = Fingerprint({"stage": name, "rows": str(rows), "artifacts": dict(artifacts or {})})
+        fingerprint = Fingerprint({"stage": name, "rows": str(rows), "artifacts": str(artifacts)})
         out = OutputWriter(context.workspace.output_path(name, fingerprint), schema, f"Stage {name}")
         out.write_rows(rows)
         for artifact, text in (artifacts or {}).items():
-            out.artifact(artifact).write_text(text, "utf-8")
+            path = out.artifact(artifact)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(text if isinstance(text, bytes) else text.encode())
         return out.publish(fingerprint, {"node": name})
 
     return make

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -60,13 +62,20 @@ class Tables:
 
     make: Callable[..., StageOutput]
 
-    def missing(self, features: Mapping[int, Sequence[str]], *, delta: float = 1.0, **status: str) -> StageOutput:
+    def missing(
+        self,
+        features: Mapping[int, Sequence[str]],
+        *,
+        delta: float = 1.0,
+        facts: Mapping[str, Any] | None = None,
+        **status: str,
+    ) -> StageOutput:
         """Missing features, each with the anchor texts that fire it, and a run in which δ is `delta`.
 
-        `f7="random"` gives feature 7 another status.
+        `f7="random"` gives feature 7 another status; `facts` says how "missing" was defined where that matters.
         """
         rows = [row | {"status": status.get(f"f{row['feature']}", "missing")} for row in _found(features)]
-        facts = {
+        defined = {
             "delta": delta,
             "delta_quantile": None,
             "min_support": 1,
@@ -74,8 +83,9 @@ class Tables:
             "alpha": 0.05,
             "control_false_discoveries": True,
             "width": 64,
+            **(facts or {}),
         }
-        return self.make("missing", MISSING_SCHEMA, rows, {"missing.json": json.dumps(facts)})
+        return self.make("missing", MISSING_SCHEMA, rows, {"missing.json": json.dumps(defined)})
 
     def targets(self, features: Mapping[int, Sequence[str]], chosen: Collection[int]) -> StageOutput:
         """Missing features, of which `chosen` are aimed at."""
@@ -122,6 +132,15 @@ class Tables:
             for row, values in fires.items()
         ]
         return self.make(f"features.{name}", FEATURES, rows)
+
+    def space(self, width: int) -> StageOutput:
+        """A feature space of so many features; the stages that count ask it for nothing else."""
+        artifacts: dict[str, bytes] = {}
+        for name, array in (("mean", np.zeros(2, np.float32)), ("centroids", np.zeros((width, 2), np.float32))):
+            buffer = io.BytesIO()
+            np.save(buffer, array, allow_pickle=False)
+            artifacts[f"clusters/{name}.npy"] = buffer.getvalue()
+        return self.make("space", schema(), [], artifacts)
 
     def loaded(self, name: str, texts: Sequence[str]) -> StageOutput:
         rows: list[dict[str, Any]] = [
