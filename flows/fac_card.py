@@ -15,7 +15,7 @@ from headwater.data_cards.card_types import (
     StageUse,
     Table,
 )
-from headwater.flows.fac_report_facts import REASONS, loaded_sae, why_no_null
+from headwater.flows.fac_report_facts import REASONS, loaded_sae, share, why_no_null
 from headwater.flows.fac_report_judge import relevance_note
 from headwater.stages.emit.dataset import DATASET_SCHEMA
 
@@ -48,7 +48,7 @@ _STAGE_SENTENCES = {
     "sae": "Provides the sparse autoencoder.",
     "clusters": "Clusters the anchor's hidden states (a control).",
     "features": "Extracts the features that every row fires.",
-    "missing": "Finds the anchor's features that the seed lacks.",
+    "missing": "Finds the anchor's features that the seed never fires, or more rarely (`missing.test`).",
     "interpret": "Asks a judge what each feature means and whether the task needs it.",
     "targets": "Chooses which of them prompts are written for.",
     "first-prompts": "Writes the prompts of step one.",
@@ -98,7 +98,7 @@ def build_card(recipe: FacSynthesis, run: Run, outputs: Mapping[str, StageOutput
         pipeline=recipe.pipeline,
         how=_how(recipe, outputs),
         stages=tuple(_stage_use(graph[node].stage, node, output) for node, output in outputs.items()),
-        measures=_measures(recipe, coverage),
+        measures=_measures(recipe, coverage, by_rate=outputs["missing"].metrics["test"] == "rate"),
         measures_note=relevance_note(recipe, outputs),
         rejects=tuple(
             RejectCount(stage=node, reason=reason, count=count, meaning=REASONS.get(reason, ""))
@@ -139,16 +139,29 @@ def aimed_at(recipe: FacSynthesis, coverage: Mapping[str, Any]) -> str:
     """Follows a sentence that ends with the missing features."""
     if recipe.synthesis.method == "random_features":
         return f"As a control, {coverage['chosen']:,} live features that are not missing were aimed at instead"
-    return f"{coverage['chosen']:,} of them were aimed at"
+    return f"{coverage['chosen']:,} of the missing features were aimed at"
 
 
 def _summary(recipe: FacSynthesis, outputs: Mapping[str, StageOutput]) -> str:
+    """By the rate test most missing features fire in the seed too: nobody may read that it lacks them."""
     missing, coverage = outputs["missing"].metrics, outputs["coverage"].metrics
-    return (
-        f"{outputs['dataset'].rows:,} synthetic rows, made to fire features of a language model which the anchor "
-        f"dataset fires and the seed dataset lacks: {missing['missing']:,} features were missing. "
-        f"{aimed_at(recipe, coverage)}."
-    )
+    rows = f"{outputs['dataset'].rows:,} synthetic rows"
+    count = f"{missing['missing']:,} features were missing"
+    gap = "lacks and the anchor dataset fires"
+    if missing["test"] == "rate":
+        gap = "fires more rarely than the anchor dataset"
+        count += f" in this sense, {never_in_seed(missing)}" if missing["missing"] else " in this sense"
+    if recipe.synthesis.method == "random_features":
+        start = f"{rows} of a control in the search for features of a language model which the seed dataset {gap}"
+    else:
+        start = f"{rows}, made to fire features of a language model which the seed dataset {gap}"
+    return f"{start}: {count}. {aimed_at(recipe, coverage)}."
+
+
+def never_in_seed(missing: Mapping[str, Any]) -> str:
+    """Follows the number of features that the rate test found missing: how many of them are truly absent."""
+    never = missing["missing_by_both"]
+    return f"{never:,} of which the seed never fires" if never else "all of which the seed fires at times"
 
 
 def _how(recipe: FacSynthesis, outputs: Mapping[str, StageOutput]) -> str:
@@ -214,12 +227,12 @@ def _first_line(stage: Stage[Any]) -> str:
     return lines[0] if lines else stage.name
 
 
-def _measures(recipe: FacSynthesis, coverage: Mapping[str, Any]) -> tuple[Measure, ...]:
+def _measures(recipe: FacSynthesis, coverage: Mapping[str, Any], *, by_rate: bool) -> tuple[Measure, ...]:
     before, after = coverage["before"], coverage["after"]
     random = coverage.get("random_features")
     kept = " that the judge kept" if recipe.judge.engine is not None else ""
     against = (
-        f"{random['mean']:.0%} for equally many random live features"
+        f"and {share(random['mean'])} of equally many random live features"
         if random
         else f"not compared with random live features because {why_no_null(coverage)}"
     )
@@ -254,19 +267,32 @@ def _measures(recipe: FacSynthesis, coverage: Mapping[str, Any]) -> tuple[Measur
             hint="features weigh their mean activation in the anchor",
         ),
         Measure(
-            name="Missing features that the rows fire",
-            before=None,
-            after=coverage["missing_covered"],
+            name="Missing features that fire",
+            before=coverage["missing_before"],
+            after=coverage["missing_after"],
             unit="share",
-            hint=f"of {coverage['missing']:,} missing{kept}; {against}",
+            hint=f"of {coverage['missing']:,} missing{kept}; the new rows alone fire "
+            f"{share(coverage['missing_covered'])}, {against}",
         ),
+        *([_never_measure(coverage)] if by_rate else []),
         Measure(
-            name="Features aimed at that the rows fire",
-            before=None,
-            after=coverage["chosen_covered"],
+            name="Features aimed at that fire",
+            before=coverage["chosen_before"],
+            after=coverage["chosen_after"],
             unit="share",
-            hint=f"of {coverage['chosen']:,} aimed at",
+            hint=f"of {coverage['chosen']:,} aimed at; the new rows alone fire {share(coverage['chosen_covered'])}",
         ),
+    )
+
+
+def _never_measure(coverage: Mapping[str, Any]) -> Measure:
+    never = coverage["missing_never"]
+    return Measure(
+        name="Missing features that the seed never fires",
+        before=0.0 if never else None,
+        after=coverage["missing_never_covered"],
+        unit="share",
+        hint=f"of {never:,}; the other {coverage['missing'] - never:,} missing ones fire in it, but more rarely",
     )
 
 

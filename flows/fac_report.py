@@ -31,9 +31,10 @@ from headwater.data_cards.chart_types import (
     Series,
     Step,
 )
-from headwater.flows.fac_card import aimed_at, limits
+from headwater.flows.fac_card import limits
 from headwater.flows.fac_report_facts import REASONS, lineage, share, space_section, stages_section, why_no_null
-from headwater.flows.fac_report_judge import judge_section, relevance_note
+from headwater.flows.fac_report_judge import judge_section
+from headwater.flows.fac_report_lead import lead
 
 if TYPE_CHECKING:
     from headwater.core.store import StageOutput
@@ -56,9 +57,9 @@ def build_report(recipe: FacSynthesis, run: Run, outputs: Mapping[str, StageOutp
         stages_section(outputs),
     )
     return Report(
-        title=recipe.title or f"{recipe.pipeline}: what the seed lacks, and rows that fill it",
+        title=recipe.title or f"{recipe.pipeline}: what the seed has too little of, and rows that add it",
         subtitle=f"Run {run.path.name} of {recipe.pipeline}",
-        lead=_lead(recipe, outputs, coverage, missing),
+        lead=lead(recipe, outputs, coverage, missing),
         headlines=_headlines(outputs, coverage, missing),
         not_shown=limits(recipe),
         sections=tuple(section for section in sections if section is not None),
@@ -67,46 +68,22 @@ def build_report(recipe: FacSynthesis, run: Run, outputs: Mapping[str, StageOutp
     )
 
 
-def _lead(
-    recipe: FacSynthesis, outputs: Mapping[str, StageOutput], coverage: Mapping[str, Any], missing: Mapping[str, Any]
-) -> str:
-    if not missing["missing"]:
-        return (
-            f"Nothing is missing: the seed ({missing['seed_rows']:,} rows) fires every feature that the anchor "
-            f"({missing['anchor_rows']:,} rows) fires at the rate and support asked for."
-        )
-    model = outputs["features.anchor"].manifest["models"]["model"]["model"]
-    start = (
-        f"The anchor dataset fires {missing['live_in_anchor']:,} features of {model}; the seed dataset lacks "
-        f"{missing['missing']:,} of them."
-    )
-    note = relevance_note(recipe, outputs)
-    if not outputs["dataset"].rows:
-        return f"{start} {aimed_at(recipe, coverage)}, and no row was made. {note}"
-    sentence = (
-        f"{start} {aimed_at(recipe, coverage)}, and {share(coverage['chosen_covered'])} of those now fire in "
-        f"at least one of {outputs['dataset'].rows:,} new rows. Of all {coverage['missing']:,} missing features"
-        f"{'' if recipe.judge.engine is None else ' that the judge kept'} {share(coverage['missing_covered'])} fire"
-    )
-    random = coverage.get("random_features")
-    if random:
-        sentence += f", against {share(random['mean'])} of equally many random live features"
-    return f"{sentence}. {note}"
-
-
 def _headlines(
     outputs: Mapping[str, StageOutput], coverage: Mapping[str, Any], missing: Mapping[str, Any]
 ) -> tuple[Headline, ...]:
     return (
         Headline(label="New rows", value=outputs["dataset"].rows, hint="after all filters"),
         Headline(
-            label="Missing features", value=missing["missing"], hint=f"of {missing['live_in_anchor']:,} in the anchor"
+            label="Missing features",
+            value=missing["missing"],
+            hint=f"of {missing['live_in_anchor']:,} in the anchor"
+            + (f"; {missing['missing_by_both']:,} never fire in the seed" if missing["test"] == "rate" else ""),
         ),
         Headline(
             label="Aimed at and fired",
             value=coverage["chosen_covered"],
             unit="share",
-            hint=f"of {coverage['chosen']:,} chosen features",
+            hint=f"of {coverage['chosen']:,} chosen features; in the seed alone: {share(coverage['chosen_before'])}",
         ),
         Headline(
             label="Anchor covered (FAC)",
@@ -119,7 +96,11 @@ def _headlines(
 
 def _coverage_section(outputs: Mapping[str, StageOutput], coverage: Mapping[str, Any]) -> Section:
     before, after = coverage["before"], coverage["after"]
-    pairs = (("binary", "FAC"), ("frequency", "weighted by frequency"), ("magnitude", "weighted by magnitude"))
+    weights = (("binary", "FAC"), ("frequency", "weighted by frequency"), ("magnitude", "weighted by magnitude"))
+    pairs = [Pair(label=label, before=before[key], after=after[key]) for key, label in weights]
+    pairs.append(Pair(label="missing features", before=coverage["missing_before"], after=coverage["missing_after"]))
+    if outputs["missing"].metrics["test"] == "rate" and coverage["missing_never"]:
+        pairs.append(Pair(label="of these, never in the seed", before=0.0, after=coverage["missing_never_covered"]))
     points = outputs["coverage"].read().sort("quantile")
     quantiles = tuple(points["quantile"].to_list())
     blocks: list[Block] = [
@@ -128,9 +109,10 @@ def _coverage_section(outputs: Mapping[str, StageOutput], coverage: Mapping[str,
                 BeforeAfter(
                     title="Share of the anchor's features that fire",
                     caption="Before: the seed alone. After: the seed together with the new rows. The new rows alone "
-                    f"fire {share(coverage['new_alone']['binary'])} (FAC).",
+                    f"fire {share(coverage['new_alone']['binary'])} (FAC), and {share(coverage['missing_covered'])} of "
+                    "the missing features.",
                     unit="share",
-                    pairs=tuple(Pair(label=label, before=before[key], after=after[key]) for key, label in pairs),
+                    pairs=tuple(pairs),
                 ),
                 Lines(
                     title="The same at other thresholds δ",
@@ -142,13 +124,14 @@ def _coverage_section(outputs: Mapping[str, StageOutput], coverage: Mapping[str,
                     lines=(
                         Line(name="FAC before", x=quantiles, y=tuple(points["fac_before"].to_list()), muted=True),
                         Line(name="FAC after", x=quantiles, y=tuple(points["fac_after"].to_list())),
-                        Line(name="missing features fired", x=quantiles, y=tuple(points["missing_covered"].to_list())),
+                        Line(name="missing features before", x=quantiles, y=tuple(points["missing_before"].to_list())),
+                        Line(name="missing features after", x=quantiles, y=tuple(points["missing_after"].to_list())),
                     ),
                     references=_run_delta(outputs),
                 ),
             )
         ),
-        _nulls(coverage),
+        _nulls(coverage, by_rate=outputs["missing"].metrics["test"] == "rate"),
     ]
     return Section(title="Coverage before and after", blocks=tuple(blocks))
 
@@ -158,11 +141,15 @@ def _run_delta(outputs: Mapping[str, StageOutput]) -> tuple[Reference, ...]:
     return () if quantile is None else (Reference(at=quantile, label="this run"),)
 
 
-def _nulls(coverage: Mapping[str, Any]) -> Block:
-    rows = []
+def _nulls(coverage: Mapping[str, Any], *, by_rate: bool) -> Block:
+    rows: list[tuple[str, float, float | None]] = []
     random, matched = coverage.get("random_features"), coverage.get("length_matched_anchor")
     if random:
         rows.append(("Missing features, fired by the new rows", random["observed"], None))
+        rows.append(("Missing features, fired by the seed", coverage["missing_before"], None))
+        if by_rate and coverage["missing_never"]:
+            label = f"The {coverage['missing_never']:,} missing ones that the seed never fires, fired by the new rows"
+            rows.append((label, coverage["missing_never_covered"], None))
         rows.append(("Random live features, fired by the new rows", random["mean"], random["q95"]))
     if matched:
         label = f"Missing features, fired by {matched['rows']:,} new rows matched in length"
@@ -204,7 +191,8 @@ def _missing_section(
             text=f"A feature is missing when it {test} and at least {missing['min_support']} anchor rows fire it. "
             f"A row fires a feature when its largest activation exceeds δ = {missing['delta']:.3g}. By set difference "
             f"{missing['missing_by_set_difference']:,} features would be missing; {missing['missing_by_both']:,} are "
-            "missing by both definitions."
+            "missing by both definitions"
+            + (": the seed fires the others too, only more rarely." if missing["test"] == "rate" else ".")
         ),
         Figures(
             charts=(

@@ -1,4 +1,4 @@
-"""FAC Synthesis: find the features that a seed dataset lacks against an anchor, and synthesise rows that fire them.
+"""FAC Synthesis: find the features that a seed fires too rarely or never against an anchor; synthesise rows that do.
 
 After Li et al., "Less is Enough: Synthesizing Diverse Data in LLM Feature Space with Sparse Autoencoders"
 (arXiv 2602.10388, ICML 2026). What differs from the paper, and why, stands beside the keys.

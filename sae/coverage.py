@@ -14,11 +14,13 @@ from headwater.sae.coverage_table import Activations, check_same_space, concaten
 __all__ = [
     "Activations",
     "Coverage",
+    "FiredBy",
     "Mask",
     "SweepPoint",
     "concatenate",
     "fac",
     "fired",
+    "fired_by",
     "missing_coverage",
     "quantile_delta",
     "set_difference_mask",
@@ -104,6 +106,37 @@ def missing_coverage(generated: Activations, missing: Mask, delta: float) -> flo
     return _share(missing & fired(generated, delta), missing, np.ones(generated.width))
 
 
+@dataclass(frozen=True, slots=True)
+class FiredBy:
+    """Who fires the features of a set, each a share in [0, 1]; None where there are none to fire."""
+
+    n: int
+    """Features of the set."""
+    seed: float | None
+    """Share that the seed fires. Not 0 when the rate test made the set: rarer is not absent."""
+    generated: float | None
+    """Share that the generated rows alone fire."""
+    both: float | None
+    """Share that seed and generated rows fire together."""
+    n_never: int
+    """Features of the set that no seed row fires."""
+    never_generated: float | None
+    """Share of those that the generated rows fire."""
+
+
+def fired_by(features: Mask, seed: Activations, generated: Activations, delta: float) -> FiredBy:
+    """What seed and generated rows fire of a mask of shape (width,), one row sufficing."""
+    never = features & ~fired(seed, delta)
+    return FiredBy(
+        n=int(features.sum()),
+        seed=missing_coverage(seed, features, delta),
+        generated=missing_coverage(generated, features, delta),
+        both=missing_coverage(concatenate(seed, generated), features, delta),
+        n_never=int(never.sum()),
+        never_generated=missing_coverage(generated, never, delta),
+    )
+
+
 def set_difference_mask(anchor: Activations, seed: Activations, delta: float, *, min_support: int) -> Mask:
     """F_miss = F(anchor) with its minimum support, less whatever any seed row fires. Shape (width,)."""
     check_same_space(anchor, seed)
@@ -126,8 +159,16 @@ class SweepPoint:
     """Binary FAC of the seed."""
     fac_after: float | None
     """Binary FAC of the seed together with the generated rows."""
+    missing_before: float | None
+    """Share of F_miss that the seed fires all the same: 0 by set difference, not by the rate test."""
     missing_covered: float | None
     """Share of F_miss that the generated rows fire."""
+    missing_after: float | None
+    """Share of F_miss that seed and generated rows fire together."""
+    n_missing_never: int
+    """Features of F_miss that no seed row fires."""
+    missing_never_covered: float | None
+    """Share of those that the generated rows fire."""
 
 
 def sweep(
@@ -154,16 +195,21 @@ def sweep(
         else:
             missing = find_missing(delta)
         before = fac(seed, anchor, delta, min_support=min_support, relevant=relevant)
+        firing = fired_by(missing, seed, generated, delta)
         points.append(
             SweepPoint(
                 quantile=quantile,
                 delta=delta,
                 n_anchor=before.n_anchor,
                 n_seed=int((fired(seed, delta) & allowed).sum()),
-                n_missing=int(missing.sum()),
+                n_missing=firing.n,
                 fac_before=before.binary,
                 fac_after=fac(both, anchor, delta, min_support=min_support, relevant=relevant).binary,
-                missing_covered=missing_coverage(generated, missing, delta),
+                missing_before=firing.seed,
+                missing_covered=firing.generated,
+                missing_after=firing.both,
+                n_missing_never=firing.n_never,
+                missing_never_covered=firing.never_generated,
             )
         )
     return points

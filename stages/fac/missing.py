@@ -1,4 +1,4 @@
-"""What the seed lacks: the anchor's features that it does not fire, with the anchor's texts that do."""
+"""The anchor's features that the seed never fires, or more rarely, with the anchor's texts that fire them."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class MissingConfig(StageConfig):
     expected: int = Knob(200, ge=1)
     """For the forecast: how many features may be missing, which nobody knows before."""
     allow_empty: bool = False
-    """Whether a seed that lacks nothing is an acceptable result."""
+    """Whether it is an acceptable result that nothing is missing."""
     max_tokens: int = Field(256, ge=1)
     """As in the features stage."""
     roles: tuple[Literal["system", "user", "assistant"], ...] = ("user",)

@@ -33,14 +33,30 @@ COVERAGE: dict[str, Any] = {
         "after": FAC,
         "new_alone": FAC,
         "missing": 6,
+        "missing_before": 0.0,
         "missing_covered": 0.5,
+        "missing_after": 0.5,
+        "missing_never": 6,
+        "missing_never_covered": 0.5,
         "chosen": 3,
+        "chosen_before": 0.0,
         "chosen_covered": 1.0,
+        "chosen_after": 1.0,
     },
     "activation_histogram": {"edges": [0.0, 1.0], "delta": 0.5, "anchor": [1], "new": [1]},
     "random_features": {"observed": 0.5, "mean": 0.2, "q95": 0.3},
     "length_matched_anchor": {"observed": 0.5, "mean": 0.4, "q95": 0.6, "rows": 4, "unmatched": 0},
 }
+RATE = {
+    **{"missing": 6, "missing_by_set_difference": 9, "missing_by_both": 2, "live_in_anchor": 40, "test": "rate"},
+    **{"alpha": 0.05, "control_false_discoveries": False, "min_support": 2, "anchor_rows": 8, "seed_rows": 8},
+    **{"delta": 1.0, "delta_quantile": None, "warnings": []},
+}
+RATE_COVERAGE = COVERAGE | {
+    **{"missing_before": 4 / 6, "missing_covered": 5 / 6, "missing_after": 1.0, "missing_never": 2},
+    **{"missing_never_covered": 0.5, "chosen_before": 2 / 3},
+}
+"""Of six missing features the seed fires four; the new rows fire five, one of the two that it never fires."""
 TRAINED = {
     **{"source": "trained", "width": 256, "d_model": 576, "train_tokens": 900, "explained_variance": 0.7},
     **{"l0": 12.0, "dead_share": 0.1, "loss_recovered": {"recovered": 0.8}},
@@ -80,12 +96,13 @@ Made = tuple[FacSynthesis, Run, dict[str, StageOutput]]
 
 @pytest.fixture
 def make(workspace: Workspace) -> Callable[..., Made]:
-    """A recipe, and an output for every node of its graph with the metrics given by node name."""
+    """A recipe, and an output for every node of its graph: metrics by node name, and `rows` in the dataset."""
 
     def made(
         changes: Mapping[str, Any] | None = None,
         metrics: Mapping[str, Mapping[str, Any]] | None = None,
         kind: type[FacSynthesis] = FacSynthesis,
+        rows: int = 0,
     ) -> Made:
         base = {"pipeline": "small", "measure": {"layer": 8}, "reply": {"engine": None}}
         sources = {"anchor": {"source": "anchor.jsonl"}, "seed_data": {"source": "seed.jsonl"}}
@@ -93,19 +110,25 @@ def make(workspace: Workspace) -> Callable[..., Made]:
         told: dict[str, Mapping[str, Any]] = {"space": TRAINED, "missing": MISSING, "coverage": COVERAGE}
         told |= {name: {"source": f"{name}.jsonl"} for name in ("anchor", "seed", "corpus")} | dict(metrics or {})
         told |= {"select": {"steps": {}}}
-        outputs = {node.name: _publish(workspace, node, told.get(node.name, {})) for node in recipe.graph()}
+        outputs = {
+            node.name: _publish(workspace, node, told.get(node.name, {}), rows if node.name == "dataset" else 0)
+            for node in recipe.graph()
+        }
         return recipe, create_run(workspace, recipe.pipeline, recipe.model_dump(mode="json")), outputs
 
     return made
 
 
-def _publish(workspace: Workspace, node: Node, metrics: Mapping[str, Any]) -> StageOutput:
+def _publish(workspace: Workspace, node: Node, metrics: Mapping[str, Any], rows: int) -> StageOutput:
     fingerprint = Fingerprint({"node": node.name, "version": node.stage.version, "made": time.monotonic_ns()})
     out = OutputWriter(workspace.output_path(node.stage.name, fingerprint), node.stage.output, node.name)
     if node.name == "space":
         out.write_rows(
             [{"id": "space", "width": metrics["width"], "d_model": 576, "layer": 8, "model": "smollm2-135m"}]
         )
+    empty = dict.fromkeys(node.stage.output.names)
+    user = {"messages": [{"role": "user", "content": "hello"}], "fires": [1], "feature": 1, "activation": 2.0}
+    out.write_rows([empty | user | {"id": f"row-{n}"} for n in range(rows)])
     out.metrics = dict(metrics)
     meter = {"tokens_in": 0, "tokens_out": 0, "dollars": 0.0}
     facts = {"node": node.name, "stage": node.stage.name, "models": MODEL, "libraries": {}, "seconds": 0.0}
@@ -165,7 +188,86 @@ def test_features_drawn_at_random_are_not_called_missing(make: Callable[..., Mad
     sentence = "As a control, 3 live features that are not missing were aimed at instead"
     assert sentence in _card(made).summary and sentence in _report(made)
     plain = make()
-    assert "3 of them were aimed at" in _card(plain).summary and "As a control" not in _card(plain).summary
+    assert (
+        "3 of the missing features were aimed at" in _card(plain).summary and "As a control" not in _card(plain).summary
+    )
+
+
+def _measures(made: Made) -> dict[str, tuple[float | None, float | None, str]]:
+    return {measure.name: (measure.before, measure.after, measure.hint) for measure in _card(made).measures}
+
+
+def test_the_rate_test_is_not_said_to_find_what_the_seed_lacks(make: Callable[..., Made]) -> None:
+    made = make(metrics={"missing": RATE, "coverage": RATE_COVERAGE}, rows=2)
+    lead, summary = build_report(*made).lead, _card(made).summary
+    assert "the seed dataset fires 6 of them more rarely, 2 of which the seed never fires." in lead
+    assert "which the seed dataset fires more rarely than the anchor dataset" in summary
+    assert "6 features were missing in this sense, 2 of which the seed never fires" in summary
+    assert not any("lacks" in text for text in (lead, summary, render_card(_card(made))))
+
+
+def test_what_the_seed_itself_fires_of_the_missing_features_stands_beside_the_new_rows(
+    make: Callable[..., Made],
+) -> None:
+    made = make(metrics={"missing": RATE, "coverage": RATE_COVERAGE}, rows=2)
+    measures, report = _measures(made), _report(made)
+    assert "Of all 6 missing features the new rows fire 83.3%, against 66.7% in the seed and 20.0% of eq" in report
+    assert "Of the 2 that the seed never fires they fire 50.0%." in report
+    assert "100% of those fire in at least one of 2 new rows (in the seed: 66.7%)" in report
+    assert measures["Missing features that fire"][:2] == (4 / 6, 1.0)
+    assert "the new rows alone fire 83.3%, and 20.0% of equally many" in measures["Missing features that fire"][2]
+    assert measures["Missing features that the seed never fires"][:2] == (0.0, 0.5)
+    assert "of 2; the other 4" in measures["Missing features that the seed never fires"][2]
+    assert measures["Features aimed at that fire"][:2] == (2 / 3, 1.0)
+    for label in ("of these, never in the seed", "The 2 missing ones that the seed never fires", "fired by the seed"):
+        assert label in report
+
+
+def test_by_set_difference_the_seed_lacks_what_is_missing(make: Callable[..., Made]) -> None:
+    made = make(rows=2)
+    report = build_report(*made).lead
+    assert "the seed dataset lacks 6 of them." in report and "rarely" not in report and "in the seed" not in report
+    assert "which the seed dataset lacks and the anchor dataset fires: 6 features were missing. " in _card(made).summary
+    assert "Missing features that the seed never fires" not in _measures(made)
+
+
+@pytest.mark.parametrize("missing", [RATE, MISSING])
+def test_rows_of_the_random_control_are_not_said_to_fire_what_is_missing(
+    make: Callable[..., Made], missing: Mapping[str, Any]
+) -> None:
+    summary = _card(make({"synthesis": {"method": "random_features"}}, {"missing": missing}, rows=2)).summary
+    assert summary.startswith("2 synthetic rows of a control in the search for features")
+    assert "made to fire" not in summary
+
+
+def test_what_a_judge_left_is_named_beside_what_the_seed_fires_of_it(make: Callable[..., Made]) -> None:
+    engine = {"engine": "openai", "model": "m", "base_url": "http://localhost:9/v1"}
+    made = make({"judge": {"engine": engine}}, {"missing": RATE | {"missing": 9}, "coverage": RATE_COVERAGE}, rows=2)
+    lead = build_report(*made).lead
+    assert "fires 9 of them more rarely" in lead
+    assert "Of all 6 missing features that the judge kept the new rows fire 83.3%, against 66.7% in the seed" in lead
+
+
+@pytest.mark.parametrize(
+    ("missing", "said"),
+    [
+        (MISSING | {"missing": 0}, "the seed (8 rows) fires every feature that the anchor (8 rows) fires in at least"),
+        (
+            RATE | {"missing": 0},
+            "fires no feature more rarely than the anchor (8 rows) by the rate test, though it never",
+        ),
+        (RATE | {"missing": 0, "live_in_anchor": 0}, "could be missing: the anchor (8 rows) fires no feature above δ"),
+    ],
+)
+def test_nothing_missing_is_told_as_the_test_found_it(
+    make: Callable[..., Made], missing: Mapping[str, Any], said: str
+) -> None:
+    nothing = dict.fromkeys(("missing_before", "missing_covered", "missing_after", "missing_never_covered"))
+    nothing |= dict.fromkeys(("chosen_before", "chosen_covered", "chosen_after"))
+    coverage = COVERAGE | nothing | {"missing": 0, "missing_never": 0, "chosen": 0, "random_features": None}
+    made = make(metrics={"missing": missing, "coverage": coverage})
+    assert said in build_report(*made).lead
+    assert "0 of the missing features were aimed at" in render_card(_card(made))
 
 
 def test_clusters_are_not_called_an_sae(make: Callable[..., Made]) -> None:
