@@ -23,6 +23,7 @@ from headwater.data_cards.card_types import (
 )
 from headwater.data_cards.features import features_of, type_label
 from headwater.data_cards.numbers import format_number
+from headwater.data_cards.places import without_places
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -126,7 +127,11 @@ def _body(card: DatasetCard) -> str:
         loader=PackageLoader("headwater.data_cards"), undefined=StrictUndefined, keep_trailing_newline=True
     )
     environment.filters |= {"number": format_number, "cell": _cell, "columns": _columns, "fenced": _fenced}
-    text = environment.get_template("card.md.j2").render(card=card, recipe=_recipe(card))
+    whole = redact_values(card.recipe)
+    published = without_places(whole)
+    text = environment.get_template("card.md.j2").render(
+        card=card, recipe=_yaml(published), shortened=published != whole
+    )
     return re.sub(r"\n{3,}", "\n\n", text).strip()
 
 
@@ -140,10 +145,10 @@ def _cell(text: str) -> str:
     return " ".join(text.replace("|", "\\|").split())
 
 
-def _recipe(card: DatasetCard) -> str:
+def _yaml(recipe: Any) -> str:
     import yaml
 
-    text: str = yaml.safe_dump(redact_values(card.recipe), sort_keys=False, allow_unicode=True, width=100)
+    text: str = yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True, width=100)
     return text.rstrip()
 
 

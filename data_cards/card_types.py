@@ -108,7 +108,8 @@ class DatasetCard(CardPart):
     models: tuple[ModelUse, ...] = ()
     sources: tuple[Source, ...] = ()
     recipe: Mapping[str, Any]
-    """The resolved recipe. Values under the name of a secret are replaced before anything is written."""
+    """The resolved recipe. The card replaces values under the name of a secret, shows local paths by their last part,
+    and leaves out the addresses of servers."""
     command: str
     """The command line that makes the dataset again from the recipe."""
     limits: tuple[str, ...] = Field(min_length=1)

@@ -15,6 +15,7 @@ from headwater.data_cards.card_types import (
     StageUse,
     Table,
 )
+from headwater.data_cards.places import public_name
 from headwater.flows.fac_report_facts import REASONS, loaded_sae, share, why_no_null
 from headwater.flows.fac_report_judge import relevance_note
 from headwater.stages.emit.dataset import DATASET_SCHEMA
@@ -179,7 +180,7 @@ def _how(recipe: FacSynthesis, outputs: Mapping[str, StageOutput]) -> str:
 def _space_sentence(recipe: FacSynthesis, outputs: Mapping[str, StageOutput]) -> str:
     """Where the features come from: a control has no SAE, and a loaded one has a name."""
     measure, space = recipe.measure, outputs["space"].metrics
-    block = f"block {measure.layer} of `{measure.model.model or measure.model.engine}`"
+    block = f"block {measure.layer} of `{public_name(measure.model.model, is_source=True) or measure.model.engine}`"
     if recipe.synthesis.method == "dense_clusters":
         return (
             f"In place of an SAE's features stand {space['width']:,} k-means clusters of the anchor's hidden states "
@@ -342,7 +343,7 @@ def _source(role: str, section: LoadConfig, output: StageOutput) -> Source:
     """The licence comes from the recipe: it changes no row, so a reused output would remember an old one."""
     return Source(
         role=role,
-        name=str(output.metrics["source"]),
+        name=public_name(str(output.metrics["source"]), is_source=True),
         rows=output.rows,
         licence=section.license,
         content_hash=output.content_hash[:16],

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from headwater.data_cards.blocks import Column, Section, TableBlock
 from headwater.data_cards.numbers import format_number
+from headwater.data_cards.places import public_name
 
 if TYPE_CHECKING:
     from headwater.core.store import StageOutput
@@ -57,7 +58,8 @@ def loaded_sae(recipe: FacSynthesis, outputs: Mapping[str, StageOutput]) -> str 
     source = Path(load.source)
     name = "/".join(filter(None, (source.name or source.resolve().name, load.sae_id)))
     made = outputs["space"].read().row(0, named=True)
-    return f"{name} (width {made['width']:,}, layer {made['layer']} of {made['model']})"
+    model = public_name(str(made["model"]), is_source=True)
+    return f"{name} (width {made['width']:,}, layer {made['layer']} of {model})"
 
 
 def space_section(recipe: FacSynthesis, outputs: Mapping[str, StageOutput]) -> Section:

@@ -149,7 +149,7 @@ def test_a_recipe_with_backticks_stays_inside_its_code_block() -> None:
         ({"engine": {"api_key": "planted-value-1"}}, "planted-value-1"),
         ({"engines": [{"headers": {"Authorization": "Bearer planted-value-2"}}]}, "planted-value-2"),
         ({"hub": {"hf_token": "hf_PLANTEDplantedPLANTEDplanted"}}, "hf_PLANTED"),
-        ({"base_url": "https://user:planted-value-3@host/v1"}, "planted-value-3"),
+        ({"source": "https://user:planted-value-3@host/v1.jsonl"}, "planted-value-3"),
         ({"apiKey": "planted-value-4"}, "planted-value-4"),
     ],
 )

@@ -326,6 +326,37 @@ def test_a_loaded_sae_is_named_without_a_path_of_this_machine(
     assert "someone" not in card.how + str(card.models) + _report(made)
 
 
+def test_no_folder_and_no_server_of_the_author_reaches_card_or_report(make: Callable[..., Made]) -> None:
+    home = "/home/someone/secret"
+    server = {"engine": "openai", "model": f"{home}/served", "base_url": "http://gpu.someone.example:8000/v1"}
+    changes = {
+        "anchor": {"source": f"{home}/anchor.jsonl"},
+        "seed_data": {"source": f"file://{home}/seed.jsonl"},
+        "measure": {"layer": 8, "model": {"engine": "transformers", "model": f"{home}/small-model"}},
+        "sae": {"load": {"source": f"{home}/fine-sae"}},
+        "synthesis": {"engine": server},
+        "judge": {"engine": server},
+    }
+    metrics = {
+        "seed": {"source": f"file://{home}/seed.jsonl"},
+        "space": {"source": "loaded", "width": 8, "d_model": 576, "layer": 8},
+    }
+    made = make(changes, metrics)
+    card = render_card(_card(made))
+    assert "someone" not in card and "secret" not in card and "someone" not in _report(made)
+    assert "block 8 of `small-model`" in card and "| seed | seed.jsonl |" in card
+    for line in (
+        "source: anchor.jsonl",
+        "source: seed.jsonl",
+        "source: fine-sae",
+        "model: small-model",
+        "model: served",
+    ):
+        assert f"{line}\n" in card
+    assert made[1].recipe["anchor"]["source"] == f"{home}/anchor.jsonl", "the run folder keeps it to run again"
+    assert made[1].recipe["judge"]["engine"]["base_url"] == server["base_url"]
+
+
 def test_figures_of_a_trained_sae_say_on_which_texts_they_were_measured(make: Callable[..., Made]) -> None:
     report = _report(make())
     assert "loss recovered, mostly on texts trained on" in report
