@@ -68,6 +68,8 @@ def card_metadata(card: DatasetCard) -> dict[str, Any]:
     return {
         "pretty_name": card.title,
         "license": card.licence,
+        **({"license_name": card.licence_name} if card.licence_name else {}),
+        **({"license_link": card.licence_link} if card.licence_link else {}),
         "language": list(card.languages),
         "task_categories": list(card.task_categories),
         "tags": list(dict.fromkeys(("synthetic", "headwater", *card.tags))),

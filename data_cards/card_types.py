@@ -90,7 +90,11 @@ class DatasetCard(CardPart):
     summary: str
     """What the dataset is, in a few sentences of Markdown."""
     licence: str
-    """The Hub's identifier: `apache-2.0`, `cc0-1.0`, `other` …"""
+    """One of `licences.LICENCES`: `apache-2.0`, `cc0-1.0`, `other` …"""
+    licence_name: str = ""
+    """What a licence that is `other` is called."""
+    licence_link: str = ""
+    """Where its text is: `LICENSE`, `LICENSE.md` or a URL."""
     languages: tuple[str, ...] = ("en",)
     """ISO 639 codes."""
     task_categories: tuple[str, ...] = ("text-generation",)

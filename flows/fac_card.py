@@ -80,6 +80,8 @@ def build_card(recipe: FacSynthesis, run: Run, outputs: Mapping[str, StageOutput
         title=recipe.dataset.name,
         summary=recipe.dataset.description or _summary(recipe, outputs),
         licence=recipe.dataset.license,
+        licence_name=recipe.dataset.license_name,
+        licence_link=recipe.dataset.license_link,
         languages=recipe.dataset.language,
         tags=("fac-synthesis", "sparse-autoencoder"),
         tables=(

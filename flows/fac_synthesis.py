@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from headwater.flows.graph import Graph, Node
+from headwater.flows.hub_names import HubLanguage, HubLicence
 from headwater.flows.recipe import Recipe
 from headwater.llm.registry import EngineConfig
 from headwater.llm.types import Sampling
@@ -132,10 +133,22 @@ class ReplySection(_Section):
 
 class DatasetSection(_Section):
     name: str = "fac-synthesis"
-    license: str = "other"
-    """Licence of the rows; depends on the anchor, the seed and the generator."""
-    language: tuple[str, ...] = ("en",)
+    license: HubLicence = "other"
+    """Licence of the rows, as the Hub calls it; depends on the anchor, the seed and the generator."""
+    license_name: str = ""
+    """With `license: other`: what the licence is called."""
+    license_link: str = ""
+    """With `license: other`: `LICENSE` or `LICENSE.md` for a file beside the card, or a URL."""
+    language: tuple[HubLanguage, ...] = ("en",)
     description: str = ""
+
+    @model_validator(mode="after")
+    def _own_licence(self) -> DatasetSection:
+        if self.license != "other" and (self.license_name or self.license_link):
+            raise ValueError("`license_name` and `license_link` go with `license: other` alone")
+        if self.license_link not in ("", "LICENSE", "LICENSE.md") and not self.license_link.startswith("https://"):
+            raise ValueError("`license_link` is `LICENSE`, `LICENSE.md` or a URL that starts with https://")
+        return self
 
 
 class FacSynthesis(Recipe):

@@ -43,6 +43,14 @@ def test_the_hubs_own_parser_reads_the_metadata() -> None:
     assert data["configs"] == [{"config_name": "default", "data_files": splits}]
 
 
+def test_a_licence_of_ones_own_has_its_name_and_link_in_the_metadata() -> None:
+    own = {"licence": "other", "licence_name": "house-rules-1.0", "licence_link": "LICENSE.md"}
+    data: Any = HubCard(render_card(make_card(**own))).data
+    assert (data.license, data["license_name"], data["license_link"]) == ("other", "house-rules-1.0", "LICENSE.md")
+    plain = render_card(make_card())
+    assert "license_name" not in plain and "license_link" not in plain
+
+
 def test_further_tags_follow_synthetic_without_repeating_it() -> None:
     data: Any = HubCard(render_card(make_card(tags=("toxicity", "synthetic")))).data
     assert data.tags == ["synthetic", "headwater", "toxicity"]

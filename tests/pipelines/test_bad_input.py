@@ -169,6 +169,8 @@ BAD_VALUES = {
     "anchor.limit": 0,
     "anchor.source": "''",
     "synthesis.engine": "{engine: openai, model: x}",
+    "dataset.license": "My Own Licence",
+    "dataset.language": "[english]",
 }
 
 
