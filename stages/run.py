@@ -109,7 +109,7 @@ def _make(
     out = OutputWriter(final, stage.output, f"Stage {context.node}")
     try:
         with _written(stage, inputs, out, context, fingerprint) as reading:
-            _check_outcome(stage, context.node, out)
+            _check_outcome(stage, inputs, out, context)
             output = out.publish(
                 fingerprint,
                 {
@@ -168,14 +168,16 @@ def _drop_journal(stage: Stage[Any], fingerprint: Fingerprint, context: StageCon
         delete_journal(path)
 
 
-def _check_outcome(stage: Stage[Any], node: str, out: OutputWriter) -> None:
-    total = out.accepted + out.rejected
-    reasons = ", ".join(f"{reason} {count:,}" for reason, count in sorted(out.reasons.items(), key=lambda r: -r[1]))
+def _check_outcome(
+    stage: Stage[Any], inputs: Mapping[str, StageOutput], out: OutputWriter, context: StageContext
+) -> None:
+    node, total, reasons = context.node, out.accepted + out.rejected, _by_number(out.reasons)
     if out.rows == 0 and not stage.may_be_empty:
         why = f": {total:,} attempted, all rejected ({reasons})" if total else ""
+        before, look = _lost_before(inputs, context)
         raise PermanentError(
-            f"Stage {node} produced no rows{why}.",
-            todo=f"Loosen the filter or mend the input: nothing empty is published silently.{_kept_rejects(out)}",
+            f"Stage {node} produced no rows{why}.{before}",
+            todo=f"Loosen the filter or mend the input: nothing empty is published silently.{look}{_kept_rejects(out)}",
         )
     tried = total - sum(out.reasons.get(reason, 0) for reason in stage.untried)
     faults = {reason: n for reason, n in out.reasons.items() if reason not in {*stage.untried, *stage.verdicts}}
@@ -187,6 +189,41 @@ def _check_outcome(stage: Stage[Any], node: str, out: OutputWriter) -> None:
             f"{stage.max_reject_share:.0%}.",
             todo=f"{advice}, or raise the stage's reject limit in the recipe.{_kept_rejects(out)}",
         )
+
+
+def _lost_before(inputs: Mapping[str, StageOutput], context: StageContext) -> tuple[str, str]:
+    """Where the rows were lost that never reached a stage, nearest first, and how to look at them.
+
+    A stage before it is named when it kept next to nothing; where next to nothing came in, those before that are looked
+    at too.
+    """
+    told: dict[str, str] = {}
+    waiting, seen = list(inputs.values()), set[str]()
+    while waiting:
+        output = waiting.pop(0)
+        if output.path.name in seen:
+            continue
+        seen.add(output.path.name)
+        counts, name = output.manifest["counts"], str(output.manifest["node"])
+        if counts["rejected"] and counts["accepted"] <= _NEXT_TO_NOTHING:
+            reasons = _by_number(output.manifest["reasons"])
+            told[name] = f"{name} kept {counts['accepted']:,} of {counts['attempted']:,} ({reasons})"
+        if counts["attempted"] <= _NEXT_TO_NOTHING:
+            parents = output.manifest.get("parents", {}).values()
+            found = (load_output(context.workspace.stages / parent) for parent in parents)
+            waiting += [parent for parent in found if parent is not None]
+    if not told:
+        return "", ""
+    look = ", ".join(f"`pipeline rows RUN --stage {name} --rejects`" for name in told)
+    return f" Before it, {'; '.join(told.values())}.", f" What was rejected there: {look}."
+
+
+_NEXT_TO_NOTHING = 10
+"""Rows. From no more than these a later stage may well make none."""
+
+
+def _by_number(reasons: Mapping[str, int]) -> str:
+    return ", ".join(f"{reason} {count:,}" for reason, count in sorted(reasons.items(), key=lambda r: -r[1]))
 
 
 _ADVICE = {

@@ -9,20 +9,32 @@ import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import polars as pl
 import pyarrow as pa
 import pytest
 from pydantic import ValidationError
-from sample_stages import Ask, AskConfig, Numbers, NumbersConfig, Pool, RemoteEngine, Total, TotalConfig, context, notes
+from sample_stages import (
+    Ask,
+    AskConfig,
+    Numbers,
+    NumbersConfig,
+    Pool,
+    RemoteEngine,
+    Total,
+    TotalConfig,
+    context,
+    cut,
+    notes,
+)
 
 from headwater.core.errors import ConfigError, PermanentError, Stopped
 from headwater.core.fingerprint import differences
 from headwater.core.rows import schema
 from headwater.core.store import OutputWriter, StageOutput
 from headwater.llm.types import EngineIdentity
-from headwater.stages.base import Knob, StageConfig, StageContext, fingerprint_view
+from headwater.stages.base import Knob, StageConfig, StageContext, TableStage, fingerprint_view
 from headwater.stages.run import check_columns, find_output, fingerprint_of, run_stage
 
 
@@ -149,6 +161,54 @@ def test_an_empty_result_is_an_error(tmp_path: Path) -> None:
         _numbers(tmp_path, rows=0)
     with pytest.raises(PermanentError, match=r"4 attempted, all rejected \(round 4\)"):
         _numbers(tmp_path, rows=4, reject_every=1)
+
+
+class _MayBeEmptyAsk(Ask):
+    may_be_empty = True
+
+
+class _MayBeEmptyTotal(Total):
+    may_be_empty = True
+
+
+class _Lines(TableStage[StageConfig]):
+    """Takes what is there."""
+
+    name = "lines"
+    version = 1
+    inputs: ClassVar[Mapping[str, Any]] = {"rows": ("line",)}
+
+    @property
+    def output(self) -> pa.Schema:
+        return schema(line=pa.string())
+
+    def run(self, inputs: Mapping[str, StageOutput], out: OutputWriter, context: StageContext) -> None:
+        out.write(inputs["rows"].read())
+
+
+def test_an_empty_result_names_the_stage_before_it_where_the_rows_were_lost(tmp_path: Path) -> None:
+    """The answers were cut; the table made of none of them is empty by right, and the stage after it is not."""
+    pool = Pool(engine=lambda: RemoteEngine(cut))
+    numbers = _numbers(tmp_path, rows=20).output
+    answers = run_stage(_MayBeEmptyAsk(AskConfig()), {"rows": numbers}, context(tmp_path, pool, node="answers")).output
+    both = {"near": answers, "far": answers}
+    lines = run_stage(_MayBeEmptyTotal(TotalConfig()), both, context(tmp_path, node="both")).output
+    with pytest.raises(PermanentError) as caught:
+        run_stage(_Lines(StageConfig()), {"rows": lines}, context(tmp_path, node="lines"))
+    assert caught.value.what == (
+        "Stage lines produced no rows. Before it, answers kept 0 of 20 (cut_at_length 19, unlucky 1)."
+    )
+    assert "`pipeline rows RUN --stage answers --rejects`" in caught.value.todo
+
+
+def test_an_empty_result_blames_no_stage_that_left_it_enough(tmp_path: Path) -> None:
+    pool = Pool(engine=lambda: RemoteEngine(cut))
+    numbers = _numbers(tmp_path, rows=40, reject_every=2).output
+    with pytest.raises(
+        PermanentError, match=r"no rows: 20 attempted, all rejected \(cut_at_length 19, unlucky 1\)\."
+    ) as e:
+        run_stage(Ask(AskConfig()), {"rows": numbers}, context(tmp_path, pool, node="answers"))
+    assert "Before it" not in e.value.what and "pipeline rows" not in e.value.todo
 
 
 def test_an_empty_result_is_a_result_where_the_stage_says_so(tmp_path: Path) -> None:

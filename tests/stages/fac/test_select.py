@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
+from headwater.core.errors import PermanentError
 from headwater.core.store import StageOutput
+from headwater.stages.emit.dataset import Dataset, DatasetConfig
 from headwater.stages.fac.select import CopyCheck, Select, SelectConfig
 
 LONG = "please convert the following list of seven temperatures from celsius into fahrenheit degrees"
@@ -109,3 +111,16 @@ def test_a_copy_is_found_in_a_script_without_spaces() -> None:
     copies = CopyCheck(["请给我写一首关于春天的短诗，不要超过四行。"], 8)
     assert copies.is_copy("老师，请给我写一首关于春天的短诗好吗？")
     assert not copies.is_copy("老师，请给我写一封关于冬天的长信好吗？")
+
+
+def test_a_dataset_of_nothing_says_that_no_text_fired_what_was_missing(
+    run: Callable[..., StageOutput], inputs: dict[str, StageOutput], tables: Any
+) -> None:
+    """As at a temperature at which a model writes noise."""
+    noise = inputs | {"features.1": tables.features("1", {f"t{n}": {9: 5.0} for n in range(1, 9)})}
+    chosen = run(Select(SelectConfig()), noise)
+    assert chosen.rows == 0
+    with pytest.raises(
+        PermanentError, match=r"kept 0 of 8 \(fires_no_missing_feature 8\).*rows RUN --stage .*--rejects"
+    ):
+        run(Dataset(DatasetConfig()), {"rows": chosen})
