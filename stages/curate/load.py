@@ -16,7 +16,8 @@ from headwater.core.seeds import derive_seed
 from headwater.core.store import OutputWriter, StageOutput
 from headwater.core.text import clean_text
 from headwater.stages.base import Forecast, Knob, StageConfig, StageContext, TableStage
-from headwater.stages.curate.sources import BadRecord, Record, Source, open_source
+from headwater.stages.curate.readers import BadRecord, Record
+from headwater.stages.curate.sources import Source, open_source
 
 _BATCH_ROWS = 1_000
 _ROLES = {"user": "user", "human": "user", "assistant": "assistant", "gpt": "assistant", "system": "system"}
@@ -31,6 +32,8 @@ class LoadConfig(StageConfig):
     them, an fsspec URL, or a Hub id. Its content is fingerprinted, not its name."""
     split: str = "train"
     """Split of a Hub dataset."""
+    config: str | None = Field(None, min_length=1)
+    """Config (also called subset) of a Hub dataset that has several, such as `main` of `openai/gsm8k`."""
     revision: str | None = None
     """Commit of a Hub dataset; the newest when not given."""
     text: str | None = None
@@ -126,7 +129,9 @@ class Load(TableStage[LoadConfig]):
             raise self._unusable(source, rejects, total)
 
     def _source(self) -> Source:
-        return open_source(self.config.source, split=self.config.split, revision=self.config.revision)
+        return open_source(
+            self.config.source, split=self.config.split, revision=self.config.revision, config=self.config.config
+        )
 
     def _chosen(self, source: Source, run_seed: int) -> Iterator[tuple[int, Record | BadRecord]]:
         config = self.config

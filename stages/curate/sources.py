@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
-import csv
 import functools
 import glob
 import gzip
 import hashlib
 import io
-import json
 import lzma
 import re
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, NoReturn
+from typing import IO
 from urllib.parse import urlsplit
 
-import orjson
-
 from headwater.core.errors import ConfigError, HeadwaterError, TransientError
-
-Record = Mapping[str, Any]
+from headwater.stages.curate.readers import BadRecord, Record, one_line, read_records
 
 _PACKAGE = "package:"
 _HUB_ID = re.compile(r"^(?:hf://datasets/)?([\w.-]+/[\w.-]+)/?$")
@@ -42,20 +36,18 @@ _COMPRESSED = (".gz", ".zst", ".bz2", ".xz")
 _CHUNK_BYTES = 1 << 20
 _HUB_TIMEOUT_S = 10
 _COMMIT = re.compile(r"^[0-9a-f]{40}$")
-_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
-"""As JSON escapes it, alone or one of a pair."""
 _READ_ERRORS = (OSError, EOFError, ValueError, zlib.error, lzma.LZMAError)
 _REFUSALS = range(400, 408)
 _NO_NETWORK = "Check the network, or give a local file: a run needs no network then."
 
 
 @dataclass(frozen=True, slots=True)
-class BadRecord:
-    """A record that could not be read at all."""
+class _HubPart:
+    """Which rows of a Hub dataset: many hold several configs, each with splits of its own."""
 
-    reason: str
-    detail: str
-    raw: str
+    commit: str
+    split: str
+    config: str | None
 
 
 @dataclass(frozen=True)
@@ -65,35 +57,42 @@ class Source:
     name: str
     """How messages call it: a file name, a URL or a Hub id."""
     digest: str
-    """Hash of its content (files) or its pinned revision (Hub)."""
+    """Hash of its content (files), or its pinned commit with split and config (Hub): the rows' ids come from it, and
+    two splits of one commit hold other rows."""
     files: tuple[str, ...] = ()
-    split: str = "train"
+    hub: _HubPart | None = None
 
     def records(self) -> Iterator[Record | BadRecord]:
-        if not self.files:
-            yield from _hub_records(self.name, self.split, self.digest)
+        if self.hub is not None:
+            yield from _hub_records(self.name, self.hub)
         for file in self.files:
             yield from _file_records(file)
 
 
-def open_source(source: str, *, split: str = "train", revision: str | None = None) -> Source:
+def open_source(source: str, *, split: str = "train", revision: str | None = None, config: str | None = None) -> Source:
     """Find `source` and compute its identity.
 
     `source` is a local file or folder, a pattern of local files, an fsspec URL, `package:` plus a path inside
-    Headwater, or a Hub id. Raises ConfigError when it is not there or of an unknown format, TransientError when the
-    network is needed and missing.
+    Headwater, or a Hub id. Raises ConfigError when it is not there, of an unknown format, or of the kind that has no
+    configs, TransientError when the network is needed and missing.
     """
+    hub = _hub_id(source)
+    if hub is not None:
+        commit = revision if revision and _COMMIT.match(revision) else _hub_revision(hub, revision)
+        return Source(hub, f"{commit} {split} {config or ''}".rstrip(), (), _HubPart(commit, split, config))
+    if config is not None:
+        raise ConfigError(
+            f"{_shown(source)!r} has no config {config!r} (the recipe's `config`): only datasets of the Hub have "
+            "configs, and this is a file, a folder or a URL.",
+            todo="Drop `config`, or give a Hub dataset id ORG/NAME.",
+        )
     if source.startswith(_PACKAGE):
         path = Path(__file__).parent.parent.parent / source.removeprefix(_PACKAGE)
         return _local(path, source)
-    hub = _HUB_ID.match(source)
-    path = Path(source).expanduser()
-    if hub and not path.exists() and _format_of(source, strict=False) is None:
-        commit = revision if revision and _COMMIT.match(revision) else _hub_revision(hub[1], revision)
-        return Source(hub[1], commit, (), split)
     if "://" in source:
         _format_of(_shown(source))
         return Source(_shown(source), _digest((source,)), (source,))
+    path = Path(source).expanduser()
     if path.exists():
         return _local(path, path.name)
     if glob.has_magic(source):
@@ -101,6 +100,14 @@ def open_source(source: str, *, split: str = "train", revision: str | None = Non
     raise ConfigError(
         f"There is no file {source!r}.", todo="Give a path that exists, an fsspec URL, or a Hub dataset id ORG/NAME."
     )
+
+
+def _hub_id(source: str) -> str | None:
+    """ORG/NAME when `source` means a Hub dataset: a file or folder of that name comes first."""
+    named = _HUB_ID.match(source)
+    if named is None or Path(source).expanduser().exists() or _format_of(source, strict=False) is not None:
+        return None
+    return named[1]
 
 
 def _shown(file: str) -> str:
@@ -206,148 +213,12 @@ def _unreadable(file: str, error: Exception) -> HeadwaterError:
 
 def _line(error: BaseException, file: str) -> str:
     """What an error of another library says, on one line, without the URL and what it may hold."""
-    text = getattr(error, "strerror", None) or " ".join(str(error).split())
-    return text.replace(file, _shown(file)).rstrip(". ") or type(error).__name__
+    return one_line(error).replace(file, _shown(file))
 
 
 def _file_records(file: str) -> Iterator[Record | BadRecord]:
-    kind = _format_of(file)
     with _opened(file) as handle:
-        if kind == "jsonl":
-            yield from _jsonl(handle, Path(_shown(file)).name)
-        elif kind in ("csv", "tsv"):
-            yield from _delimited(handle, "," if kind == "csv" else "\t", Path(_shown(file)).name)
-        elif kind == "txt":
-            yield from _lines(handle)
-        else:
-            yield from _columnar(handle, kind or "", Path(_shown(file)).name)
-
-
-def _jsonl(handle: IO[bytes], name: str) -> Iterator[Record | BadRecord]:
-    first = True
-    for number, line in enumerate(handle, 1):
-        if not line.strip():
-            continue
-        if first and line.lstrip().startswith(b"["):
-            yield from _json_array(line + handle.read())
-            return
-        if first and line.strip() == b"{":
-            raise ConfigError(
-                f"{name!r} is JSON over several lines, and not a list.",
-                todo="Write one object per line (JSONL), or one list of objects.",
-            )
-        first = False
-        yield _parsed(line, f"line {number}")
-
-
-def _json_array(text: bytes) -> Iterator[Record | BadRecord]:
-    try:
-        values = _loads(text)
-    except orjson.JSONDecodeError as error:
-        yield BadRecord("bad_json", f"the JSON array: {error}", text[:500].decode("utf-8", "replace"))
-        return
-    for number, value in enumerate(values, 1):
-        yield value if isinstance(value, dict) else BadRecord("not_an_object", f"item {number}", str(value)[:500])
-
-
-def _parsed(line: bytes, where: str) -> Record | BadRecord:
-    try:
-        value = _loads(line)
-    except orjson.JSONDecodeError as error:
-        raw = line.decode("utf-8", "replace").rstrip("\n")
-        try:
-            line.decode("utf-8")
-        except UnicodeDecodeError as bad:
-            return BadRecord("invalid_utf8", f"{where}: byte {bad.start} is not UTF-8", raw)
-        return BadRecord("bad_json", f"{where}: {error}", raw)
-    if not isinstance(value, dict):
-        return BadRecord("not_an_object", f"{where} is not a JSON object", line.decode("utf-8", "replace").rstrip("\n"))
-    return value
-
-
-def _loads(text: bytes) -> Any:
-    """The value that the JSON spells, an escaped lone surrogate and all: the row is worth having without it.
-
-    Raises JSONDecodeError for everything that orjson refuses for another reason.
-    """
-    try:
-        return orjson.loads(text)
-    except orjson.JSONDecodeError:
-        if _SURROGATE.search(text) is not None:
-            with contextlib.suppress(ValueError, RecursionError):
-                return json.loads(text.decode("utf-8"), parse_constant=_refuse)
-        raise
-
-
-def _refuse(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is no JSON")
-
-
-def _delimited(handle: IO[bytes], delimiter: str, name: str) -> Iterator[Record | BadRecord]:
-    csv.field_size_limit(1 << 30)
-    text = (line.decode("utf-8", "surrogateescape").replace("\x00", "\ufffd") for line in handle)
-    reader = csv.DictReader(text, delimiter=delimiter)
-    try:
-        if _has_bad_bytes("".join(reader.fieldnames or ())):
-            raise ConfigError(f"{name!r}: its first line, the header, is not UTF-8.", todo="Save the file as UTF-8.")
-        for row in reader:
-            values = "".join(str(value) for value in row.values())
-            where = f"line {reader.line_num}"
-            if _has_bad_bytes(values):
-                raw = values.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
-                yield BadRecord("invalid_utf8", f"{where} holds a byte that is not UTF-8", raw)
-            elif None in row or None in row.values():
-                yield BadRecord("wrong_field_count", f"{where} has more or fewer fields than the header", values)
-            else:
-                yield row
-    except csv.Error as error:
-        raise ConfigError(
-            f"{name!r} can't be read as a table: the line after line {reader.line_num}: {_line(error, name)}.",
-            todo="Mend that line.",
-        ) from error
-
-
-def _has_bad_bytes(text: str) -> bool:
-    return any("\udc80" <= char <= "\udcff" for char in text)
-
-
-def _lines(handle: IO[bytes]) -> Iterator[Record | BadRecord]:
-    for number, line in enumerate(handle, 1):
-        if not line.strip():
-            continue
-        try:
-            yield {"text": line.decode("utf-8").strip()}
-        except UnicodeDecodeError as bad:
-            yield BadRecord(
-                "invalid_utf8", f"line {number}: byte {bad.start} is not UTF-8", line.decode("utf-8", "replace")
-            )
-
-
-def _columnar(handle: IO[bytes], kind: str, name: str) -> Iterator[Record | BadRecord]:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        parquet = kind == "parquet"
-        batches = pq.ParquetFile(handle).iter_batches(batch_size=1_000) if parquet else _arrow_batches(handle)
-        for batch in batches:
-            yield from batch.to_pylist()
-    except (pa.ArrowException, OSError) as error:
-        raise ConfigError(
-            f"{name!r} is not a readable {kind} file: {_line(error, name)}.", todo="Fetch or write it again."
-        ) from error
-
-
-def _arrow_batches(handle: IO[bytes]) -> Iterator[Any]:
-    import pyarrow as pa
-
-    start = handle.read(6)
-    handle.seek(0)
-    if start == b"ARROW1":
-        reader = pa.ipc.open_file(handle)
-        yield from (reader.get_batch(i) for i in range(reader.num_record_batches))
-    else:
-        yield from pa.ipc.open_stream(handle)
+        yield from read_records(handle, _format_of(file) or "", Path(_shown(file)).name)
 
 
 def _hub_revision(name: str, revision: str | None) -> str:
@@ -373,15 +244,17 @@ def _hub_revision(name: str, revision: str | None) -> str:
         ) from error
 
 
-def _hub_records(name: str, split: str, revision: str) -> Iterator[Record | BadRecord]:
+def _hub_records(name: str, part: _HubPart) -> Iterator[Record | BadRecord]:
     import datasets
 
-    _hub_revision(name, revision)  # says at once that there is no network, where `datasets` tries for half a minute
+    _hub_revision(name, part.commit)  # says at once that there is no network, where `datasets` tries for half a minute
     try:
-        yield from datasets.load_dataset(name, split=split, revision=revision, streaming=True)
+        yield from datasets.load_dataset(name, name=part.config, split=part.split, revision=part.commit, streaming=True)
     except (ValueError, datasets.exceptions.DatasetNotFoundError) as error:
+        which = f"split {part.split!r}" + (f", config {part.config!r}" if part.config else "")
         raise ConfigError(
-            f"The Hub dataset {name!r}, split {split!r}: {_line(error, name)}.", todo="Check id, split and config."
+            f"The Hub dataset {name!r}, {which}: {_line(error, name)}.",
+            todo="Check the id (`source`), `split` and `config` in the recipe.",
         ) from error
     except OSError as error:
         raise TransientError(

@@ -15,6 +15,7 @@ import pytest
 from headwater.core.errors import ConfigError, HeadwaterError
 from headwater.core.store import StageOutput
 from headwater.stages.base import Stage
+from headwater.stages.curate import sources
 from headwater.stages.curate.load import Load, LoadConfig
 
 RunStage = Callable[[Stage[Any]], StageOutput]
@@ -234,6 +235,47 @@ def test_a_hub_dataset_without_network_says_so(run: RunStage) -> None:
 
     with pytest.raises(TransientError, match=r"Hub can't be reached.*Check the network"):
         run(Load(LoadConfig(source="nobody/no-such-dataset")))
+
+
+@pytest.fixture
+def hub_dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A dataset repository with two configs, read by `datasets` from the folder ORG/NAME as if it came from the Hub."""
+    folder = tmp_path / "org" / "sums"
+    folder.mkdir(parents=True)
+    for config in ("main", "socratic"):
+        _jsonl(folder / f"{config}.jsonl", [{"text": f"a {config} question"}])
+        _jsonl(folder / f"{config}-test.jsonl", [{"text": f"a {config} test"}])
+    configs = "".join(
+        f"- config_name: {config}\n  data_files:\n  - {{split: train, path: {config}.jsonl}}\n"
+        f"  - {{split: test, path: {config}-test.jsonl}}\n"
+        for config in ("main", "socratic")
+    )
+    (folder / "README.md").write_text(f"---\nconfigs:\n{configs}---\n", "utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sources, "_hub_revision", lambda name, revision: "c0ffee" if revision is None else revision)
+    return "hf://datasets/org/sums"
+
+
+def test_a_hub_dataset_with_several_configs_is_read_by_config_and_split(hub_dataset: str, run: RunStage) -> None:
+    parts = [("main", "train"), ("main", "test"), ("socratic", "train")]
+    outputs = [run(Load(LoadConfig(source=hub_dataset, config=config, split=split))) for config, split in parts]
+    texts = [output.read()["text"].item() for output in outputs]
+    assert texts == ["a main question", "a main test", "a socratic question"]
+    assert len({output.path for output in outputs}) == len({output.read()["id"].item() for output in outputs}) == 3
+
+
+@pytest.mark.parametrize(("config", "named"), [(None, "main"), ("mian", "split 'train', config 'mian': .*main")])
+def test_a_config_that_is_missing_or_unknown_names_those_there_are(
+    hub_dataset: str, run: RunStage, config: str | None, named: str
+) -> None:
+    with pytest.raises(ConfigError, match=rf"{named}.*socratic.*`split` and `config`"):
+        run(Load(LoadConfig(source=hub_dataset, config=config)))
+
+
+def test_a_config_for_a_file_is_refused(tmp_path: Path, run: RunStage) -> None:
+    path = _jsonl(tmp_path / "a.jsonl", [{"text": "hello"}])
+    with pytest.raises(ConfigError, match=r"no config 'main' \(the recipe's `config`\).*Drop `config`"):
+        run(Load(LoadConfig(source=str(path), config="main")))
 
 
 def test_real_tweets_load_by_class(run: RunStage) -> None:

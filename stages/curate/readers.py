@@ -1,0 +1,174 @@
+"""Records out of a file's bytes, format by format; what cannot be read is a `BadRecord` that names its line."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import IO, Any, NoReturn
+
+import orjson
+
+from headwater.core.errors import ConfigError
+
+Record = Mapping[str, Any]
+
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+"""As JSON escapes it, alone or one of a pair."""
+
+
+@dataclass(frozen=True, slots=True)
+class BadRecord:
+    """A record that could not be read at all."""
+
+    reason: str
+    detail: str
+    raw: str
+
+
+def read_records(handle: IO[bytes], kind: str, name: str) -> Iterator[Record | BadRecord]:
+    """The records of an open file called `name`, of the kind jsonl, csv, tsv, txt, parquet or arrow."""
+    if kind == "jsonl":
+        yield from _jsonl(handle, name)
+    elif kind in ("csv", "tsv"):
+        yield from _delimited(handle, "," if kind == "csv" else "\t", name)
+    elif kind == "txt":
+        yield from _lines(handle)
+    else:
+        yield from _columnar(handle, kind, name)
+
+
+def one_line(error: BaseException) -> str:
+    """What an error of another library says, on one line and without its full stop."""
+    text = getattr(error, "strerror", None) or " ".join(str(error).split())
+    return text.rstrip(". ") or type(error).__name__
+
+
+def _jsonl(handle: IO[bytes], name: str) -> Iterator[Record | BadRecord]:
+    first = True
+    for number, line in enumerate(handle, 1):
+        if not line.strip():
+            continue
+        if first and line.lstrip().startswith(b"["):
+            yield from _json_array(line + handle.read())
+            return
+        if first and line.strip() == b"{":
+            raise ConfigError(
+                f"{name!r} is JSON over several lines, and not a list.",
+                todo="Write one object per line (JSONL), or one list of objects.",
+            )
+        first = False
+        yield _parsed(line, f"line {number}")
+
+
+def _json_array(text: bytes) -> Iterator[Record | BadRecord]:
+    try:
+        values = _loads(text)
+    except orjson.JSONDecodeError as error:
+        yield BadRecord("bad_json", f"the JSON array: {error}", text[:500].decode("utf-8", "replace"))
+        return
+    for number, value in enumerate(values, 1):
+        yield value if isinstance(value, dict) else BadRecord("not_an_object", f"item {number}", str(value)[:500])
+
+
+def _parsed(line: bytes, where: str) -> Record | BadRecord:
+    try:
+        value = _loads(line)
+    except orjson.JSONDecodeError as error:
+        raw = line.decode("utf-8", "replace").rstrip("\n")
+        try:
+            line.decode("utf-8")
+        except UnicodeDecodeError as bad:
+            return BadRecord("invalid_utf8", f"{where}: byte {bad.start} is not UTF-8", raw)
+        return BadRecord("bad_json", f"{where}: {error}", raw)
+    if not isinstance(value, dict):
+        return BadRecord("not_an_object", f"{where} is not a JSON object", line.decode("utf-8", "replace").rstrip("\n"))
+    return value
+
+
+def _loads(text: bytes) -> Any:
+    """The value that the JSON spells, an escaped lone surrogate and all: the row is worth having without it.
+
+    Raises JSONDecodeError for everything that orjson refuses for another reason.
+    """
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError:
+        if _SURROGATE.search(text) is not None:
+            with contextlib.suppress(ValueError, RecursionError):
+                return json.loads(text.decode("utf-8"), parse_constant=_refuse)
+        raise
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is no JSON")
+
+
+def _delimited(handle: IO[bytes], delimiter: str, name: str) -> Iterator[Record | BadRecord]:
+    csv.field_size_limit(1 << 30)
+    text = (line.decode("utf-8", "surrogateescape").replace("\x00", "\ufffd") for line in handle)
+    reader = csv.DictReader(text, delimiter=delimiter)
+    try:
+        if _has_bad_bytes("".join(reader.fieldnames or ())):
+            raise ConfigError(f"{name!r}: its first line, the header, is not UTF-8.", todo="Save the file as UTF-8.")
+        for row in reader:
+            values = "".join(str(value) for value in row.values())
+            where = f"line {reader.line_num}"
+            if _has_bad_bytes(values):
+                raw = values.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+                yield BadRecord("invalid_utf8", f"{where} holds a byte that is not UTF-8", raw)
+            elif None in row or None in row.values():
+                yield BadRecord("wrong_field_count", f"{where} has more or fewer fields than the header", values)
+            else:
+                yield row
+    except csv.Error as error:
+        raise ConfigError(
+            f"{name!r} can't be read as a table: the line after line {reader.line_num}: {one_line(error)}.",
+            todo="Mend that line.",
+        ) from error
+
+
+def _has_bad_bytes(text: str) -> bool:
+    return any("\udc80" <= char <= "\udcff" for char in text)
+
+
+def _lines(handle: IO[bytes]) -> Iterator[Record | BadRecord]:
+    for number, line in enumerate(handle, 1):
+        if not line.strip():
+            continue
+        try:
+            yield {"text": line.decode("utf-8").strip()}
+        except UnicodeDecodeError as bad:
+            yield BadRecord(
+                "invalid_utf8", f"line {number}: byte {bad.start} is not UTF-8", line.decode("utf-8", "replace")
+            )
+
+
+def _columnar(handle: IO[bytes], kind: str, name: str) -> Iterator[Record | BadRecord]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        parquet = kind == "parquet"
+        batches = pq.ParquetFile(handle).iter_batches(batch_size=1_000) if parquet else _arrow_batches(handle)
+        for batch in batches:
+            yield from batch.to_pylist()
+    except (pa.ArrowException, OSError) as error:
+        raise ConfigError(
+            f"{name!r} is not a readable {kind} file: {one_line(error)}.", todo="Fetch or write it again."
+        ) from error
+
+
+def _arrow_batches(handle: IO[bytes]) -> Iterator[Any]:
+    import pyarrow as pa
+
+    start = handle.read(6)
+    handle.seek(0)
+    if start == b"ARROW1":
+        reader = pa.ipc.open_file(handle)
+        yield from (reader.get_batch(i) for i in range(reader.num_record_batches))
+    else:
+        yield from pa.ipc.open_stream(handle)
