@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import csv
+import itertools
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -20,6 +22,17 @@ _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 """As JSON escapes it, alone or one of a pair."""
 
 
+_WIDE_MARKS = {
+    codecs.BOM_UTF32_LE: "UTF-32",
+    codecs.BOM_UTF32_BE: "UTF-32",
+    codecs.BOM_UTF16_LE: "UTF-16",
+    codecs.BOM_UTF16_BE: "UTF-16",
+}
+"""Byte-order marks, those first that begin with another."""
+_WIDE_LETTERS = re.compile(rb"[^\0]\0[^\0](?:\0|\Z)|(?:\0[^\0]){2}")
+"""How UTF-16 without a mark begins when its first two characters are Latin: a line may end inside the second."""
+
+
 @dataclass(frozen=True, slots=True)
 class BadRecord:
     """A record that could not be read at all."""
@@ -31,14 +44,16 @@ class BadRecord:
 
 def read_records(handle: IO[bytes], kind: str, name: str) -> Iterator[Record | BadRecord]:
     """The records of an open file called `name`, of the kind jsonl, csv, tsv, txt, parquet or arrow."""
-    if kind == "jsonl":
-        yield from _jsonl(handle, name)
-    elif kind in ("csv", "tsv"):
-        yield from _delimited(handle, "," if kind == "csv" else "\t", name)
-    elif kind == "txt":
-        yield from _lines(handle)
-    else:
+    if kind in ("parquet", "arrow"):
         yield from _columnar(handle, kind, name)
+        return
+    lines = _utf8_lines(handle, name)
+    if kind == "jsonl":
+        yield from _jsonl(lines, name)
+    elif kind == "txt":
+        yield from _lines(lines)
+    else:
+        yield from _delimited(lines, "," if kind == "csv" else "\t", name)
 
 
 def one_line(error: BaseException) -> str:
@@ -47,13 +62,22 @@ def one_line(error: BaseException) -> str:
     return text.rstrip(". ") or type(error).__name__
 
 
-def _jsonl(handle: IO[bytes], name: str) -> Iterator[Record | BadRecord]:
+def _utf8_lines(handle: IO[bytes], name: str) -> Iterator[bytes]:
+    """The lines of a text file without the byte-order mark that Excel and Windows put before the first."""
+    first = handle.readline()
+    encoding = next((wide for mark, wide in _WIDE_MARKS.items() if first.startswith(mark)), None)
+    if encoding or _WIDE_LETTERS.match(first):
+        raise ConfigError(f"{name!r} looks like {encoding or 'UTF-16'}, and UTF-8 is read.", todo="Save it as UTF-8.")
+    return itertools.chain([first.removeprefix(codecs.BOM_UTF8)], handle)
+
+
+def _jsonl(lines: Iterator[bytes], name: str) -> Iterator[Record | BadRecord]:
     first = True
-    for number, line in enumerate(handle, 1):
+    for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         if first and line.lstrip().startswith(b"["):
-            yield from _json_array(line + handle.read())
+            yield from _json_array(line + b"".join(lines))
             return
         if first and line.strip() == b"{":
             raise ConfigError(
@@ -107,9 +131,9 @@ def _refuse(constant: str) -> NoReturn:
     raise ValueError(f"{constant} is no JSON")
 
 
-def _delimited(handle: IO[bytes], delimiter: str, name: str) -> Iterator[Record | BadRecord]:
+def _delimited(lines: Iterator[bytes], delimiter: str, name: str) -> Iterator[Record | BadRecord]:
     csv.field_size_limit(1 << 30)
-    text = (line.decode("utf-8", "surrogateescape").replace("\x00", "\ufffd") for line in handle)
+    text = (line.decode("utf-8", "surrogateescape").replace("\x00", "\ufffd") for line in lines)
     reader = csv.DictReader(text, delimiter=delimiter)
     try:
         if _has_bad_bytes("".join(reader.fieldnames or ())):
@@ -135,8 +159,8 @@ def _has_bad_bytes(text: str) -> bool:
     return any("\udc80" <= char <= "\udcff" for char in text)
 
 
-def _lines(handle: IO[bytes]) -> Iterator[Record | BadRecord]:
-    for number, line in enumerate(handle, 1):
+def _lines(lines: Iterator[bytes]) -> Iterator[Record | BadRecord]:
+    for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -131,6 +132,41 @@ def test_invalid_utf8_is_named_in_jsonl_and_csv(tmp_path: Path, run: RunStage) -
         run(Load(LoadConfig(source=str(jsonl))))
     with pytest.raises(ConfigError, match="invalid_utf8 in line 3"):
         run(Load(LoadConfig(source=str(table))))
+
+
+def _stored(path: Path, text: str, encoding: str) -> str:
+    content = text.encode(encoding)
+    path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
+    return str(path)
+
+
+TEXT_FILES = {
+    "a.csv": 'text,kind\n"first, in quotes",one\n',
+    "a.tsv": "text\tkind\nfirst, in quotes\tone\n",
+    "a.jsonl": '{"text": "first, in quotes"}\n',
+    "a.json": '[\n{"text": "first, in quotes"}\n]',
+    "a.txt": "first, in quotes\n",
+}
+TEXT_FILES |= {f"{name}.gz": text for name, text in TEXT_FILES.items()} | {"b.csv": '"text"\n"first, in quotes"\n'}
+
+
+@pytest.mark.parametrize("name", TEXT_FILES)
+def test_a_byte_order_mark_is_no_part_of_the_first_line(tmp_path: Path, run: RunStage, name: str) -> None:
+    source = _stored(tmp_path / name, TEXT_FILES[name], "utf-8-sig")
+    assert run(Load(LoadConfig(source=source))).read()["text"].to_list() == ["first, in quotes"]
+
+
+@pytest.mark.parametrize("name", TEXT_FILES)
+@pytest.mark.parametrize(
+    ("encoding", "named"),
+    [("utf-16", "UTF-16"), ("utf-16-le", "UTF-16"), ("utf-16-be", "UTF-16"), ("utf-32", "UTF-32")],
+)
+def test_a_file_that_is_not_utf8_but_wider_is_refused_by_the_name_of_its_encoding(
+    tmp_path: Path, run: RunStage, name: str, encoding: str, named: str
+) -> None:
+    source = _stored(tmp_path / name, TEXT_FILES[name], encoding)
+    with pytest.raises(ConfigError, match=rf"'{name}' looks like {named}.*Save it as UTF-8"):
+        run(Load(LoadConfig(source=source)))
 
 
 def test_broken_json_is_named(tmp_path: Path, run: RunStage) -> None:
