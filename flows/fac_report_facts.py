@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 
 REASONS = {
+    "missing_column": "lacks the text's or the chat's column",
     "fires_no_missing_feature": "no missing feature reaches δ",
     "copies_source": "copies an anchor or seed row",
     "near_duplicate": "near-duplicate of a stronger row",

@@ -22,6 +22,7 @@ from headwater.stages.curate.sources import Source, open_source
 _BATCH_ROWS = 1_000
 _ROLES = {"user": "user", "human": "user", "assistant": "assistant", "gpt": "assistant", "system": "system"}
 _SHOWN_CHARACTERS = 40
+_SHOWN_COLUMNS = 30
 _RAW_CHARACTERS = 2_000
 """How much of an unusable text is kept in the rejects."""
 
@@ -41,13 +42,13 @@ class LoadConfig(StageConfig):
     messages: str | None = None
     """Column that holds a chat: a list of {role, content}."""
     label: str | None = None
-    """Column carried along as the row's label, as text."""
+    """Column carried along as the row's label, as text; null stays null."""
     shuffle: bool = False
     """Read rows in a random order that depends on the run's seed and the content only."""
     skip: int = Field(0, ge=0)
     """Rows to pass over, in that order and before `where`: so two sections can take disjoint parts of one file."""
     where: dict[str, list[str]] = Field(default_factory=dict)
-    """Column → allowed values, compared as text; other rows are left out (they are not rejects)."""
+    """Column → allowed values, compared as text; other rows, null among them, are left out (they are not rejects)."""
     limit: int | None = Field(None, ge=1)
     """Rows to take at most."""
     max_characters: int = Field(20_000, ge=1)
@@ -85,7 +86,7 @@ class Load(TableStage[LoadConfig]):
     """Rows of a dataset in the form that every later stage reads."""
 
     name: ClassVar[str] = "load"
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = 2
     inputs: ClassVar[Mapping[str, tuple[str, ...]]] = {}
 
     @property
@@ -134,34 +135,39 @@ class Load(TableStage[LoadConfig]):
         )
 
     def _chosen(self, source: Source, run_seed: int) -> Iterator[tuple[int, Record | BadRecord]]:
+        """The records to read, each with its number in the source.
+
+        A row may lack a column that others have, as optional keys of JSONL do. Without the text or the chat it is a
+        reject; without the label its label is null; without a column of `where` it has none of the allowed values and
+        is left out. A column that none of the first rows has is a wrong name: ConfigError.
+        """
         config = self.config
         records: Iterable[tuple[int, Record | BadRecord]] = enumerate(source.records())
         if config.shuffle:
             order = list(records)
             random.Random(derive_seed(run_seed, "shuffle", source.digest)).shuffle(order)
             records = order
-        kept = itertools.islice(records, config.skip, None)
-        matching = ((n, r) for n, r in kept if isinstance(r, BadRecord) or self._matches(n, r, source))
-        return itertools.islice(matching, config.limit)
+        kept = _checked(itertools.islice(records, config.skip, None), dict.fromkeys(config.where, "where"), source)
+        matching = ((n, r) for n, r in kept if isinstance(r, BadRecord) or self._matches(r))
+        columns = {config.column: "messages" if config.messages else "text"}
+        if config.label is not None:
+            columns.setdefault(config.label, "label")
+        return _checked(itertools.islice(matching, config.limit), columns, source)
 
-    def _matches(self, number: int, record: Record, source: Source) -> bool:
-        for column, allowed in self.config.where.items():
-            if column not in record:
-                raise _no_column(column, "where", number, record, source)
-            if str(record[column]) not in allowed:
-                return False
-        if self.config.column not in record:
-            key = "messages" if self.config.messages else "text"
-            raise _no_column(self.config.column, key, number, record, source)
-        if self.config.label is not None and self.config.label not in record:
-            raise _no_column(self.config.label, "label", number, record, source)
-        return True
+    def _matches(self, record: Record) -> bool:
+        return all(
+            record.get(column) is not None and str(record[column]) in allowed
+            for column, allowed in self.config.where.items()
+        )
 
     def _row(self, key: str, number: int, record: Record | BadRecord) -> dict[str, Any] | Reject:
         if isinstance(record, BadRecord):
             return Reject(key, record.reason, record.detail, record.raw[:_RAW_CHARACTERS])
-        value = record[self.config.column]
         where = f"row {number} (counted from 0)"
+        if self.config.column not in record:
+            detail = f"{where}: no column {self.config.column!r}; its columns: {_names(record)}"
+            return Reject(key, "missing_column", detail, str(record)[:_RAW_CHARACTERS])
+        value = record[self.config.column]
         try:
             chat = _chat(value) if self.config.messages else _single(value)
         except _Unusable as problem:
@@ -181,9 +187,9 @@ class Load(TableStage[LoadConfig]):
             spoken = any(message["role"] == "user" for message in messages)
             reason, detail = ("empty_text", "nothing but white space") if spoken else ("no_user_turn", "no user speaks")
             return Reject(key, reason, f"{where}: {detail}", text)
-        label = None
-        if self.config.label is not None:
-            label, changed = clean_text(str(record[self.config.label]))
+        label = record.get(self.config.label) if self.config.label is not None else None
+        if label is not None:
+            label, changed = clean_text(str(label))
             cleaned |= changed
         return {
             "id": key,
@@ -204,12 +210,27 @@ class Load(TableStage[LoadConfig]):
         )
 
 
-def _no_column(column: str, key: str, number: int, record: Record, source: Source) -> ConfigError:
-    there = [str(name) for name in record]
-    return ConfigError(
-        f"{source.name!r} has no column {column!r} (the recipe's `{key}`) in row {number} (counted from 0).",
-        todo=f"The row's columns: {', '.join(there) or 'none'}.",
-    )
+def _checked(
+    records: Iterable[tuple[int, Record | BadRecord]], columns: Mapping[str, str], source: Source
+) -> Iterator[tuple[int, Record | BadRecord]]:
+    """The same records. ConfigError when none of the first ones has a column; `columns` maps it to the recipe's key."""
+    records = iter(records)
+    first = list(itertools.islice(records, _BATCH_ROWS))
+    rows = [record for _, record in first if not isinstance(record, BadRecord)]
+    for column, key in columns.items():
+        if rows and not any(column in row for row in rows):
+            where = "the only row that was" if len(rows) == 1 else f"any of the first {len(rows):,} rows that were"
+            raise ConfigError(
+                f"{source.name!r} has no column {column!r} (the recipe's `{key}`) in {where} read.",
+                todo=f"The columns there: {_names(name for row in rows for name in row)}.",
+            )
+    return itertools.chain(first, records)
+
+
+def _names(columns: Iterable[Any]) -> str:
+    names = [str(name) for name in dict.fromkeys(columns)]
+    more = f" and {len(names) - _SHOWN_COLUMNS:,} more" if len(names) > _SHOWN_COLUMNS else ""
+    return (", ".join(names[:_SHOWN_COLUMNS]) or "none") + more
 
 
 class _Unusable(Exception):  # noqa: N818 - a row that is no data, not a fault

@@ -184,6 +184,41 @@ def test_a_wrong_column_name_lists_the_columns(tmp_path: Path, run: RunStage) ->
         run(Load(LoadConfig(source=str(path), text="tweet", label="kind")))
 
 
+def test_a_row_without_the_text_column_is_rejected_like_other_unusable_rows(tmp_path: Path, run: RunStage) -> None:
+    rows: list[dict[str, Any]] = [{"note": "no text"}, *({"text": f"row {n}"} for n in range(1, 4)), {}]
+    source = str(_jsonl(tmp_path / "a.jsonl", rows))
+    output = run(Load(LoadConfig(source=source, max_reject_share=0.4)))
+    assert output.read()["source_row"].to_list() == [1, 2, 3]
+    rejects = output.rejects()
+    assert rejects["reason"].to_list() == ["missing_column"] * 2
+    assert sorted(rejects["detail"]) == [
+        "row 0 (counted from 0): no column 'text'; its columns: note",
+        "row 4 (counted from 0): no column 'text'; its columns: none",
+    ]
+    with pytest.raises(ConfigError, match=r"2 of 5 rows are unusable; the first: missing_column in row 0"):
+        run(Load(LoadConfig(source=source, max_reject_share=0.3)))
+
+
+def test_a_row_without_the_chat_is_rejected_too(tmp_path: Path, run: RunStage) -> None:
+    rows = [{"chat": [{"role": "user", "content": "hi"}]}, {"text": "hi"}]
+    with pytest.raises(ConfigError, match=r"missing_column in row 1 .*no column 'chat'; its columns: text"):
+        run(Load(LoadConfig(source=str(_jsonl(tmp_path / "a.jsonl", rows)), messages="chat")))
+
+
+def test_a_row_without_a_column_of_where_is_left_out(tmp_path: Path, run: RunStage) -> None:
+    rows = [{"text": "a"}, {"text": "b", "kind": "x"}, {"text": "c", "kind": "y"}, {"kind": "y"}]
+    output = run(Load(LoadConfig(source=str(_jsonl(tmp_path / "a.jsonl", rows)), where={"kind": ["x"]})))
+    assert output.read()["text"].to_list() == ["b"] and output.manifest["counts"]["attempted"] == 1
+
+
+def test_a_row_whose_label_is_null_or_absent_has_none_rather_than_the_word(tmp_path: Path, run: RunStage) -> None:
+    rows = [{"text": "a"}, {"text": "b", "kind": "x"}, {"text": "c", "kind": None}, {"text": "d", "kind": 0}]
+    source = str(_jsonl(tmp_path / "a.jsonl", rows))
+    assert run(Load(LoadConfig(source=source, label="kind"))).read()["label"].to_list() == [None, "x", None, "0"]
+    chosen = run(Load(LoadConfig(source=source, where={"kind": ["None", "x"]})))
+    assert chosen.read()["text"].to_list() == ["b"]
+
+
 @pytest.mark.parametrize("content", ["", '{"text": "a", "class": 0}\n'])
 def test_a_dataset_without_rows_is_refused(tmp_path: Path, run: RunStage, content: str) -> None:
     path = tmp_path / "a.jsonl"
