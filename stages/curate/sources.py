@@ -37,7 +37,7 @@ _CHUNK_BYTES = 1 << 20
 _HUB_TIMEOUT_S = 10
 _COMMIT = re.compile(r"^[0-9a-f]{40}$")
 _READ_ERRORS = (OSError, EOFError, ValueError, zlib.error, lzma.LZMAError)
-_REFUSALS = range(400, 408)
+_REFUSALS = (*range(400, 408), 410)
 _NO_NETWORK = "Check the network, or give a local file: a run needs no network then."
 
 
@@ -194,6 +194,8 @@ def _unpacked_zst(handle: IO[bytes]) -> IO[bytes]:
 
 def _unreadable(file: str, error: Exception) -> HeadwaterError:
     name, remote = _shown(file), "://" in file
+    if isinstance(error, FileNotFoundError) and isinstance(error.__cause__, FileNotFoundError):
+        error = error.__cause__  # fsspec hides the server's answer to a URL with a query: `?` might be a pattern
     status = getattr(error.__cause__, "status", None)
     if status in _REFUSALS:
         return ConfigError(f"{name!r} can't be had: the server answers {status}.", todo="Check the URL.")
