@@ -6,9 +6,10 @@ import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from headwater.core.errors import Stopped
+from headwater.core.settings import Settings
 
 _TOKENS_PER_PRICE = 1_000_000
 
@@ -53,10 +54,8 @@ class Reading:
         return cls(int(calls), int(tokens_in), int(cached), int(out), seconds, dollars)
 
 
-class Price(BaseModel):
+class Price(Settings):
     """Dollars per million tokens."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     input: float = Field(0.0, ge=0)
     cached: float | None = Field(None, ge=0)

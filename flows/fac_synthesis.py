@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
+from headwater.core.settings import Settings
 from headwater.flows.graph import Graph, Node
 from headwater.flows.hub_names import HubLanguage, HubLicence
 from headwater.flows.recipe import Recipe
@@ -40,11 +41,7 @@ if TYPE_CHECKING:
     from headwater.flows.runs import Run
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class MeasureSection(_Section):
+class MeasureSection(Settings):
     """What activations are read, and from which of a row's tokens."""
 
     model: EngineConfig = Field(default_factory=EngineConfig)
@@ -57,7 +54,7 @@ class MeasureSection(_Section):
     compared with."""
 
 
-class SaeSection(_Section):
+class SaeSection(Settings):
     """Train an SAE on the anchor, the seed and `corpus`; or load one."""
 
     load: LoadSaeSettings | None = None
@@ -72,7 +69,7 @@ class SaeSection(_Section):
         return self
 
 
-class MissingSection(_Section):
+class MissingSection(Settings):
     delta: float | None = Field(None, ge=0)
     delta_quantile: float = Field(0.8, ge=0, lt=1)
     test: Literal["rate", "set_difference"] = "rate"
@@ -83,7 +80,7 @@ class MissingSection(_Section):
     """Missing features to write rows for. The others are measured all the same, and a row that fires one serves it."""
 
 
-class JudgeSection(_Section):
+class JudgeSection(Settings):
     """Interpretation by an LLM judge; none when `engine` is not given, and every live feature counts as relevant."""
 
     engine: EngineConfig | None = None
@@ -98,7 +95,7 @@ class JudgeSection(_Section):
 _ROOM: Mapping[Style, Sampling] = {"list": Sampling(max_tokens=48, stop=("\n",)), "instruct": Sampling(max_tokens=400)}
 
 
-class SynthesisSection(_Section):
+class SynthesisSection(Settings):
     method: Literal["two_step", "one_step", "anchor_row", "random_features", "dense_clusters"] = "two_step"
     """`two_step` is the method. Controls: `one_step` spends both steps' budget on step one; `anchor_row` repeats the
     anchor's strongest row in place of the pair; `random_features` aims at live features that aren't missing;
@@ -120,7 +117,7 @@ class SynthesisSection(_Section):
     max_reject_share: float = Field(0.5, ge=0, le=1)
 
 
-class ReplySection(_Section):
+class ReplySection(Settings):
     """The assistant's side of every row; with `engine: null` rows hold the user's turn only."""
 
     engine: EngineConfig | None = Field(default_factory=EngineConfig)
@@ -131,7 +128,7 @@ class ReplySection(_Section):
     max_reject_share: float = Field(0.5, ge=0, le=1)
 
 
-class DatasetSection(_Section):
+class DatasetSection(Settings):
     name: str = "fac-synthesis"
     license: HubLicence = "other"
     """Licence of the rows, as the Hub calls it; depends on the anchor, the seed and the generator."""

@@ -6,11 +6,12 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 from pydantic_core import ErrorDetails
 
 from headwater.core.errors import ConfigError
 from headwater.core.meter import Price
+from headwater.core.settings import Settings
 from headwater.flows.suggest import did_you_mean
 
 if TYPE_CHECKING:
@@ -23,10 +24,8 @@ if TYPE_CHECKING:
 _SHOWN_CHARACTERS = 60
 
 
-class Recipe(BaseModel):
+class Recipe(Settings):
     """Base of every pipeline's recipe."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     flow: ClassVar[str]
     """Name of the flow that this kind of recipe drives."""
@@ -35,7 +34,7 @@ class Recipe(BaseModel):
     """The recipe's own name: the folder its runs go to."""
     title: str = ""
     """One line for `pipeline list`."""
-    seed: int = 0
+    seed: int = Field(0, ge=0, lt=2**63)
     """Every random draw of the run derives from it."""
     prices: dict[str, Price] = Field(default_factory=dict)
     """Model name → dollars per million tokens; changes no row."""

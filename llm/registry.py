@@ -11,11 +11,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_validator, model_validator
+from pydantic import ConfigDict, Field, JsonValue, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from headwater.core.errors import ConfigError
 from headwater.core.redact import find_secret, redact_text
+from headwater.core.settings import Settings
 from headwater.llm.types import Engine, EngineIdentity
 
 EMBEDDED = "embedded:smollm2-135m"
@@ -33,13 +34,11 @@ def _knob(default: Any, **constraints: Any) -> Any:
     return Field(default, json_schema_extra={"knob": True}, **constraints)
 
 
-class EngineConfig(BaseModel):
+class EngineConfig(Settings):
     """A language model and how to reach it."""
 
     # Errors don't repeat what was given: it could be a key that was put in the wrong place.
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", protected_namespaces=(), hide_input_in_errors=True, allow_inf_nan=False
-    )
+    model_config = ConfigDict(protected_namespaces=(), hide_input_in_errors=True)
 
     engine: str = EMBEDDED
     """One of `ENGINES`."""

@@ -6,9 +6,10 @@ from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from headwater.core.errors import HeadwaterError
+from headwater.core.settings import Settings
 
 if TYPE_CHECKING:
     import numpy as np
@@ -21,10 +22,8 @@ class Message:
     content: str
 
 
-class Sampling(BaseModel):
+class Sampling(Settings):
     """How to draw a completion. Part of the stage's config, hence of its fingerprint."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     temperature: float = Field(0.8, ge=0)
     """0 decodes greedily."""

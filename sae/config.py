@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
+
+from headwater.core.settings import Settings
 
 
-class SaeTrainConfig(BaseModel):
+class SaeTrainConfig(Settings):
     """Settings of `train_space`. The defaults suit ten to twenty thousand tokens and a minute on two CPU cores."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     architecture: Literal["topk", "batchtopk", "jumprelu"] = "topk"
     width: int = Field(2048, ge=2)

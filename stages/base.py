@@ -10,11 +10,12 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 from pydantic.fields import FieldInfo
 
 from headwater.core.errors import Stopped
 from headwater.core.rows import Reject, Row
+from headwater.core.settings import Settings
 
 if TYPE_CHECKING:
     import threading
@@ -37,10 +38,8 @@ def Knob(default: Any, **constraints: Any) -> Any:  # noqa: N802 - reads as a fi
     return Field(default, json_schema_extra={"knob": True}, **constraints)
 
 
-class StageConfig(BaseModel):
-    """Base of every stage's config: frozen, an unknown key is an error, and so is a number that JSON cannot hold."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+class StageConfig(Settings):
+    """Base of every stage's config."""
 
 
 def fingerprint_view(config: BaseModel) -> dict[str, Any]:

@@ -45,11 +45,11 @@ class LoadConfig(StageConfig):
     """Column carried along as the row's label, as text; null stays null."""
     shuffle: bool = False
     """Read rows in a random order that depends on the run's seed and the content only."""
-    skip: int = Field(0, ge=0)
+    skip: int = Field(0, ge=0, lt=2**63)
     """Rows to pass over, in that order and before `where`: so two sections can take disjoint parts of one file."""
     where: dict[str, list[str]] = Field(default_factory=dict)
     """Column → allowed values, compared as text; other rows, null among them, are left out (they are not rejects)."""
-    limit: int | None = Field(None, ge=1)
+    limit: int | None = Field(None, ge=1, lt=2**63)
     """Rows to take at most."""
     max_characters: int = Field(20_000, ge=1)
     """A longer text is rejected: it would cost more than all others and be cut anyway."""

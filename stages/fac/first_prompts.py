@@ -21,7 +21,7 @@ PROMPT_SCHEMA = schema(feature=pa.int32(), sample=pa.int32(), prompt=MESSAGES, p
 
 class FirstPromptsConfig(StageConfig):
     style: Style = "list"
-    candidates: int = Field(4, ge=1)
+    candidates: int = Field(4, ge=1, lt=2**32)
     """Candidates per feature (n)."""
     examples: int = Field(5, ge=1)
     """Anchor rows shown per prompt, the strongest ones."""
