@@ -25,6 +25,17 @@ _FIXED_DATE = datetime(2024, 7, 26)
 """For templates that print today's date: a row must mean the same tomorrow. The fallback date of Llama 3's template."""
 
 
+class UnfitChatError(ConfigError):
+    """One of several conversations cannot be shown to the model. The engine knows its place; its caller, what it is."""
+
+    def __init__(self, index: int, why: str, *, todo: str = "") -> None:
+        super().__init__(f"Conversation {index}{why}", todo=todo)
+        self.index = index
+        """Its place among all the conversations that the engine was given."""
+        self.why = why
+        """What is wrong with it: the rest of a sentence about it, or after a colon a sentence."""
+
+
 @dataclass(frozen=True, slots=True)
 class EncodedChat:
     """A rendered conversation up to its last own token; what follows cannot influence an own token's activation."""
@@ -59,14 +70,20 @@ class ChatFormat:
         return self._render(messages, add_generation_prompt=True)
 
     def encode(
-        self, conversations: Sequence[Sequence[Message]], *, roles: Sequence[str] = ("user",), max_tokens: int
+        self,
+        conversations: Sequence[Sequence[Message]],
+        *,
+        roles: Sequence[str] = ("user",),
+        max_tokens: int,
+        first: int = 0,
     ) -> list[EncodedChat]:
         """Tokens of each conversation with its own ones marked: those covering content of messages in `roles`.
 
         A token that straddles the border of template and content is own. Own tokens beyond the first `max_tokens` are
-        cut off. Raises `ConfigError` naming the index of a conversation that the template refuses.
+        cut off. Raises `UnfitChatError` for a conversation that the template refuses, counted from `first`: the place
+        of these conversations among all there are.
         """
-        rendered = [self._spans(index, chat, roles) for index, chat in enumerate(conversations)]
+        rendered = [self._spans(index, chat, roles) for index, chat in enumerate(conversations, first)]
         if not rendered:
             return []
         encoded = self.tokenizer(
@@ -94,7 +111,7 @@ class ChatFormat:
                 for span in self._locate(text, messages, i)
             ]
         except ConfigError as error:
-            raise ConfigError(f"Conversation {index}: {error.what}", todo=error.todo) from error
+            raise UnfitChatError(index, f": {error.what}", todo=error.todo) from error
         return text, spans
 
     def _locate(self, text: str, messages: Sequence[Message], i: int) -> list[tuple[int, int]]:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from headwater.core.errors import ConfigError
 from headwater.llm.batching import common_prefix, length_batches
+from headwater.llm.chat import UnfitChatError
 
 if TYPE_CHECKING:
     from transformers import DynamicCache, PreTrainedModel
@@ -55,11 +56,13 @@ def stream_hidden(
 ) -> Iterator[HiddenBatch]:
     """Yield activations of block `layer` (0-based), shortest rows first within windows of some thousand rows.
 
-    Raises `ConfigError` when the model has no such block or a conversation is longer than its context.
+    Raises `ConfigError` when the model has no such block, `UnfitChatError` for a conversation that is longer than the
+    context or that the template refuses.
     """
     block = decoder_block(model, layer)
     for start in range(0, len(conversations), _WINDOW_ROWS):
-        chats = chat_format.encode(conversations[start : start + _WINDOW_ROWS], roles=roles, max_tokens=max_tokens)
+        window = conversations[start : start + _WINDOW_ROWS]
+        chats = chat_format.encode(window, roles=roles, max_tokens=max_tokens, first=start)
         _check_context(model, chats, start)
         full = [i for i, chat in enumerate(chats) if chat.token_ids]
         empty = [start + i for i, chat in enumerate(chats) if not chat.token_ids]
@@ -109,8 +112,9 @@ def _check_context(model: PreTrainedModel, chats: Sequence[EncodedChat], start: 
     limit = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
     for i, chat in enumerate(chats):
         if limit is not None and len(chat.token_ids) > limit:
-            raise ConfigError(
-                f"Conversation {start + i} has {len(chat.token_ids)} tokens; the model's context holds {limit}.",
+            raise UnfitChatError(
+                start + i,
+                f" has {len(chat.token_ids)} tokens; the model's context holds {limit}.",
                 todo="Lower max_tokens, or shorten the messages before the row's own.",
             )
 

@@ -13,8 +13,8 @@ from headwater.core.rows import row_id
 from headwater.core.seeds import derive_seed
 from headwater.core.store import OutputWriter, StageOutput
 from headwater.llm.registry import EngineConfig
-from headwater.llm.types import Message
 from headwater.stages.base import StageConfig, StageContext, TableStage
+from headwater.stages.fac.chats import Chats
 from headwater.stages.fac.features import local_engine
 from headwater.stages.fac.sae import SPACE_SCHEMA
 from headwater.stages.fac.space_artifact import CLUSTERS_FOLDER
@@ -47,12 +47,10 @@ class Clusters(TableStage[ClustersConfig]):
 
         config = self.config
         engine = local_engine(context, config.model)
-        chats = [
-            [Message(m["role"], m["content"]) for m in messages]
-            for messages in inputs["anchor"].read()["messages"].to_list()
-        ]
-        batches = engine.hidden_states(chats, config.layer, max_tokens=config.max_tokens, roles=config.roles)
-        pooled, n_tokens = mean_pooled(batches, len(chats))
+        chats = Chats.of(inputs["anchor"].read())
+        batches = engine.hidden_states(chats.messages, config.layer, max_tokens=config.max_tokens, roles=config.roles)
+        with chats.named():
+            pooled, n_tokens = mean_pooled(batches, len(chats.ids))
         rng = np.random.default_rng(derive_seed(context.run_seed, self.name))
         clusters = fit_clusters(pooled[n_tokens > 0], config.clusters, rng=rng)
         clusters.save(out.artifact(CLUSTERS_FOLDER))

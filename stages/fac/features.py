@@ -13,8 +13,8 @@ from pydantic import Field
 from headwater.core.rows import Reject, row_id, schema
 from headwater.core.store import OutputWriter, StageOutput
 from headwater.llm.registry import EngineConfig
-from headwater.llm.types import Message
 from headwater.stages.base import Forecast, StageConfig, StageContext, TableStage
+from headwater.stages.fac.chats import Chats
 from headwater.stages.fac.space_artifact import Space, open_space
 
 if TYPE_CHECKING:
@@ -104,11 +104,12 @@ class Features(TableStage[FeaturesConfig]):
         } | self._bf16(space, rows, context)
 
     def _extract(self, engine: TransformersEngine, space: Space, frame: pl.DataFrame) -> dict[int, RowFeatures]:
-        chats = [[Message(m["role"], m["content"]) for m in messages] for messages in frame["messages"].to_list()]
+        chats = Chats.of(frame)
         batches = engine.hidden_states(
-            chats, self.config.layer, max_tokens=self.config.max_tokens, roles=self.config.roles
+            chats.messages, self.config.layer, max_tokens=self.config.max_tokens, roles=self.config.roles
         )
-        return {row.row: row for row in space.extract(batches, len(chats), self.config.mode) if row.n_tokens}
+        with chats.named():
+            return {row.row: row for row in space.extract(batches, len(chats.ids), self.config.mode) if row.n_tokens}
 
     def _bf16(self, space: Space, rows: StageOutput, context: StageContext) -> dict[str, Any]:
         if self.config.model.dtype in ("", "float32") or not self.config.disagreement_rows:

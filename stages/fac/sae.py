@@ -17,9 +17,9 @@ from headwater.core.rows import row_id, schema
 from headwater.core.seeds import derive_seed
 from headwater.core.store import OutputWriter, StageOutput
 from headwater.llm.registry import EngineConfig
-from headwater.llm.types import Message
 from headwater.sae.config import SaeTrainConfig
 from headwater.stages.base import Forecast, Knob, StageConfig, StageContext, TableStage
+from headwater.stages.fac.chats import Chats
 from headwater.stages.fac.features import local_engine
 from headwater.stages.fac.space_artifact import SPACE_FOLDER, check_fits
 
@@ -66,12 +66,13 @@ class TrainSae(TableStage[TrainSaeConfig]):
 
         config = self.config
         engine = local_engine(context, config.model)
-        chats = [chat for output in inputs.values() for chat in _chats(output)]
-        context.note(f"reading activations of {len(chats):,} texts at block {config.layer}")
+        chats = Chats.of(*(output.read() for output in inputs.values()))
+        context.note(f"reading activations of {len(chats.ids):,} texts at block {config.layer}")
         with tempfile.TemporaryDirectory(dir=out.artifact("").parent, prefix="activations-") as folder:
-            tokens = collect_activations(
-                engine, chats, config.layer, Path(folder), max_tokens=config.max_tokens, roles=config.roles
-            )
+            with chats.named():
+                tokens = collect_activations(
+                    engine, chats.messages, config.layer, Path(folder), max_tokens=config.max_tokens, roles=config.roles
+                )
             space, report = train_space(
                 tokens,
                 config.train,
@@ -169,11 +170,11 @@ class LoadSae(TableStage[LoadSaeConfig]):
             "d_model": space.d_model,
             "layer": space.layer,
             "facts": dict(space.facts),
-            **self._quality(space, engine, _chats(inputs["anchor"]), out),
+            **self._quality(space, engine, Chats.of(inputs["anchor"].read()), out),
         }
 
     def _quality(
-        self, space: FeatureSpace, engine: TransformersEngine, chats: list[list[Message]], out: OutputWriter
+        self, space: FeatureSpace, engine: TransformersEngine, chats: Chats, out: OutputWriter
     ) -> dict[str, Any]:
         """What the SAE is worth on the texts at hand; it was trained on others."""
         from headwater.sae.activations import collect_activations
@@ -181,26 +182,24 @@ class LoadSae(TableStage[LoadSaeConfig]):
 
         config = self.config
         with tempfile.TemporaryDirectory(dir=out.artifact("").parent, prefix="activations-") as folder:
-            sample = chats[:: max(1, len(chats) // _QUALITY_ROWS)]
-            tokens = collect_activations(
-                engine, sample, space.layer, Path(folder), max_tokens=config.max_tokens, roles=config.roles
-            )
+            sample = chats.sample(_QUALITY_ROWS)
+            with sample.named():
+                tokens = collect_activations(
+                    engine, sample.messages, space.layer, Path(folder), max_tokens=config.max_tokens, roles=config.roles
+                )
             quality = measure_space(space, np.array(tokens.tokens))
         return {**asdict(quality), "loss_recovered": _loss_recovered(engine, chats, space, config)}
 
 
 def _loss_recovered(
-    engine: TransformersEngine, chats: list[list[Message]], space: FeatureSpace, config: TrainSaeConfig | LoadSaeConfig
+    engine: TransformersEngine, chats: Chats, space: FeatureSpace, config: TrainSaeConfig | LoadSaeConfig
 ) -> dict[str, Any]:
     from headwater.sae.metrics import loss_recovered
 
-    sample = chats[:: max(1, len(chats) // _LOSS_ROWS)]
-    found = loss_recovered(engine, sample, space, max_tokens=config.max_tokens, roles=config.roles)
+    sample = chats.sample(_LOSS_ROWS)
+    with sample.named():
+        found = loss_recovered(engine, sample.messages, space, max_tokens=config.max_tokens, roles=config.roles)
     return asdict(found) | {"recovered": found.recovered}
-
-
-def _chats(output: StageOutput) -> list[list[Message]]:
-    return [[Message(m["role"], m["content"]) for m in messages] for messages in output.read()["messages"].to_list()]
 
 
 def _row(space: FeatureSpace) -> dict[str, Any]:

@@ -166,6 +166,12 @@ def test_roles_that_the_template_refuses_name_the_conversation() -> None:
         make_format(MISTRAL_LIKE).encode([[Message("system", "s"), user("u")]], max_tokens=9)
 
 
+def test_a_refused_conversation_is_counted_among_all_there_are() -> None:
+    chats = [[user("u")], [Message("system", "s"), user("u")]]
+    with pytest.raises(ConfigError, match=r"Conversation 2049: .*roles system, user"):
+        make_format(MISTRAL_LIKE).encode(chats, max_tokens=9, first=2048)
+
+
 def test_content_that_cannot_be_told_apart_is_an_error_rather_than_a_guess() -> None:
     changing_twice = (
         "{% if '?' in messages[0].content %}Q{% endif %}: {{ messages[0].content }} {{ messages[0].content }}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 
 torch = pytest.importorskip("torch", reason="the local engines need the extra `local`")
 
+from headwater.llm import hidden  # noqa: E402
+from headwater.llm.chat import ChatFormat  # noqa: E402
 from headwater.llm.hidden import HiddenBatch, run_to_block  # noqa: E402
 from headwater.llm.transformers import TransformersEngine  # noqa: E402
 
@@ -150,6 +153,23 @@ def test_a_conversation_beyond_the_context_is_named(engine: TransformersEngine) 
     long = [Message("user", "word " * 9000), Message("assistant", "yes"), Message("user", "now")]
     with pytest.raises(ConfigError, match=r"Conversation 1 has \d+ tokens; the model's context holds 8192"):
         list(engine.hidden_states([CHATS[0], long], 0, roles=("assistant",)))
+
+
+def test_a_conversation_is_counted_beyond_the_window_it_is_read_in(
+    engine: TransformersEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = copy.deepcopy(engine.tokenizer)
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ raise_exception('No system') if m.role == 'system' else m.content }}{% endfor %}"
+    )
+    monkeypatch.setattr(hidden, "_WINDOW_ROWS", 2)
+    chats = [*CHATS[:3], [Message("system", "s"), Message("user", "u")]]
+    with pytest.raises(ConfigError, match=r"^Conversation 3: .*roles system, user: No system"):
+        list(
+            hidden.stream_hidden(
+                engine.model, ChatFormat(tokenizer), chats, 0, roles=("user",), max_tokens=9, max_batch_tokens=64
+            )
+        )
 
 
 def test_the_hook_takes_the_first_of_a_blocks_outputs() -> None:
