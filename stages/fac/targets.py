@@ -1,4 +1,4 @@
-"""Which missing features to write for: as many as asked, spread over the anchor's rows.
+"""Which missing features to write for: what the seed never fires first, spread over the anchor's rows.
 
 Every row of the output is a feature that new rows may be kept for; with a judge, one of those that it kept. `chosen`
 marks those that prompts are written for; a row that happens to fire one of the others serves it too.
@@ -28,7 +28,7 @@ TARGET_SCHEMA = pa.schema([*MISSING_SCHEMA, pa.field("chosen", pa.bool_())])
 
 class TargetsConfig(StageConfig):
     limit: int = Field(60, ge=1)
-    """Features to write prompts for."""
+    """Features to write prompts for: first those that the seed never fires above δ."""
     random_features: bool = False
     """A control: aim at the random live features in place of the missing ones."""
     allow_empty: bool = False
@@ -37,7 +37,7 @@ class TargetsConfig(StageConfig):
 
 class Targets(TableStage[TargetsConfig]):
     name: ClassVar[str] = "targets"
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = 2
     inputs: ClassVar[Mapping[str, Sequence[str]]] = {
         "facts": (),
         "missing": tuple(MISSING_SCHEMA.names),
@@ -62,7 +62,12 @@ class Targets(TableStage[TargetsConfig]):
         if targets.is_empty() and not self.config.allow_empty:
             raise _nothing_left(inputs["missing"], wanted)
         anchor = load_activations(inputs["anchor_features"], facts.width)
-        chosen = spread(anchor, targets["feature"].to_list(), facts.delta, self.config.limit)
+        absent = pl.col("seed_support") == 0
+        chosen: list[int] = []
+        # The rate test also finds what the seed fires too rarely: broad features, which would crowd out what it lacks.
+        for group in (targets.filter(absent), targets.filter(~absent)):
+            room = self.config.limit - len(chosen)
+            chosen += spread(anchor, group["feature"].to_list(), facts.delta, room) if room else []
         out.write(targets.with_columns(chosen=pl.col("feature").is_in(chosen)))
         out.metrics = {"targets": targets.height, "chosen": len(chosen)}
 

@@ -68,13 +68,22 @@ class Tables:
         *,
         delta: float = 1.0,
         facts: Mapping[str, Any] | None = None,
+        in_seed: Collection[int] = (),
         **status: str,
     ) -> StageOutput:
         """Missing features, each with the anchor texts that fire it, and a run in which δ is `delta`.
 
-        `f7="random"` gives feature 7 another status; `facts` says how "missing" was defined where that matters.
+        Those `in_seed` fire on a row of the seed too. `f7="random"` gives feature 7 another status; `facts` says how
+        "missing" was defined where that matters.
         """
-        rows = [row | {"status": status.get(f"f{row['feature']}", "missing")} for row in _found(features)]
+        rows = [
+            row
+            | {
+                "status": status.get(f"f{row['feature']}", "missing"),
+                "seed_support": int(row["feature"] in in_seed),
+            }
+            for row in _found(features)
+        ]
         defined = {
             "delta": delta,
             "delta_quantile": None,

@@ -26,8 +26,8 @@ def _chosen(output: StageOutput) -> dict[int, bool]:
     return dict(output.read().select("feature", "chosen").iter_rows())
 
 
-def _inputs(tables: Any, **status: str) -> dict[str, StageOutput]:
-    missing = tables.missing(FEATURES, **status)
+def _inputs(tables: Any, **facts: Any) -> dict[str, StageOutput]:
+    missing = tables.missing(FEATURES, **facts)
     return {"missing": missing, "facts": missing, "anchor_features": tables.features("anchor", FIRES)}
 
 
@@ -36,6 +36,14 @@ def test_features_are_chosen_to_cover_different_rows(run: Callable[..., StageOut
     output = run(Targets(TargetsConfig(limit=2)), _inputs(tables))
     assert _chosen(output) == {2: True, 4: False, 6: True, 8: False}
     assert output.metrics == {"targets": 4, "chosen": 2}
+
+
+def test_what_the_seed_never_fires_comes_first_and_what_it_fires_too_rarely_fills_up(
+    run: Callable[..., StageOutput], tables: Any
+) -> None:
+    inputs = _inputs(tables, in_seed=[2, 6])
+    assert _chosen(run(Targets(TargetsConfig(limit=1)), inputs)) == {2: False, 4: True, 6: False, 8: False}
+    assert _chosen(run(Targets(TargetsConfig(limit=3)), inputs)) == {2: True, 4: True, 6: False, 8: True}
 
 
 def test_with_room_for_all_every_feature_is_aimed_at(run: Callable[..., StageOutput], tables: Any) -> None:
