@@ -83,7 +83,8 @@ class Gate:
     def given_up(self) -> TransientError | None:
         """What to tell a caller once nothing has been answered for as long as patience lasts; None before that."""
         now = self._loop.time()
-        if self._stalled_since is None or max(now, self._hold_until) - self._stalled_since < self._patience_s:
+        # The very sum that the clock is set by: rounded otherwise, it would not be time yet when the clock strikes.
+        if self._stalled_since is None or max(now, self._hold_until) < self._stalled_since + self._patience_s:
             return None
         return self._surrender(now, self._stalled_since)
 

@@ -311,15 +311,22 @@ async def test_every_call_is_metered_priced_and_within_the_forecast(root: Path) 
     assert 0.7 * found.forecast <= meter["calls"] <= found.forecast
 
 
-async def test_a_spent_budget_stops_between_features_and_the_next_run_pays_only_for_the_rest(root: Path) -> None:
+async def test_a_spent_budget_stops_the_judge_and_the_next_run_pays_for_no_finished_feature_again(root: Path) -> None:
     async with Judge("dear", by_coin) as judge:
-        with pytest.raises(Stopped, match=r"spent of at most \$0\.0001"):
-            await _run(root, judge, max_cost=0.0001)
-        begun = sum(judge.served.values())
+        with pytest.raises(Stopped, match=r"spent of at most \$0\.0300"):
+            await _run(root, judge, max_cost=0.03)
+        begun, finished = sum(judge.served.values()), _journalled(root)
         found = await _run(root, judge)
 
-    assert 0 < begun < found.interpreted.manifest["meter"]["calls"] == sum(judge.served.values())
-    assert set(judge.served.values()) == {1}
+    features = {row_id("missing", [], feature): feature for feature in found.kept["feature"]}
+    kept_since = {features[row] for row in finished & features.keys()}
+    calls = found.interpreted.manifest["meter"]["calls"]
+    again = sum(judge.served.values()) - calls
+    assert kept_since
+    assert begun < calls
+    assert all(count == 1 for count in _asked(judge, kept_since).values())
+    assert again == sum(count - 1 for count in Counter(body["seed"] for body in judge.bodies).values())
+    assert again <= begun - len(finished), "only what the two features in work had asked"
 
 
 async def test_killed_while_the_judge_works_a_run_repeats_no_finished_feature_and_changes_no_byte(
@@ -364,7 +371,11 @@ def _journalled(root: Path) -> set[str]:
 
 
 def _calls_by_feature(judge: Judge, features: Collection[int]) -> Counter[int]:
-    """The seed of a request says what it is about."""
+    return Counter(feature for feature, _ in _asked(judge, features).elements())
+
+
+def _asked(judge: Judge, features: Collection[int]) -> Counter[tuple[int, int]]:
+    """How often each question about a feature was put: (feature, seed), for a request's seed says what it is about."""
     about = {
         derive_seed(0, kind, feature): feature for kind in ("explain", "verify", "relevance") for feature in features
     }
@@ -374,4 +385,4 @@ def _calls_by_feature(judge: Judge, features: Collection[int]) -> Counter[int]:
         for feature in features
         for number in range(9)
     }
-    return Counter(about[body["seed"]] for body in judge.bodies)
+    return Counter((about[body["seed"]], body["seed"]) for body in judge.bodies if body["seed"] in about)
