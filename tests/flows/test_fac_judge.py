@@ -312,10 +312,11 @@ async def test_every_call_is_metered_priced_and_within_the_forecast(root: Path) 
 
 
 async def test_a_spent_budget_stops_the_judge_and_the_next_run_pays_for_no_finished_feature_again(root: Path) -> None:
+    earlier = _journals(root)
     async with Judge("dear", by_coin) as judge:
         with pytest.raises(Stopped, match=r"spent of at most \$0\.0300"):
             await _run(root, judge, max_cost=0.03)
-        begun, finished = sum(judge.served.values()), _journalled(root)
+        begun, finished = sum(judge.served.values()), _journalled(root, besides=earlier)
         found = await _run(root, judge)
 
     features = {row_id("missing", [], feature): feature for feature in found.kept["feature"]}
@@ -361,10 +362,14 @@ async def test_killed_while_the_judge_works_a_run_repeats_no_finished_feature_an
     assert again.interpreted.manifest["meter"]["calls"] == calm.interpreted.manifest["meter"]["calls"]
 
 
-def _journalled(root: Path) -> set[str]:
-    """Ids of the missing features that the judge need not be asked about again."""
+def _journals(root: Path) -> set[Path]:
+    return set(root.glob("stages/.journals/interpret-*.sqlite"))
+
+
+def _journalled(root: Path, *, besides: Collection[Path] = ()) -> set[str]:
+    """Ids of the missing features that the judge need not be asked about again, `besides` the journals of others."""
     found: set[str] = set()
-    for path in root.glob("stages/.journals/interpret-*.sqlite"):
+    for path in _journals(root).difference(besides):
         with suppress(PermanentError), Journal(path) as journal:  # it may just be created
             found |= journal.keys()
     return found
