@@ -23,7 +23,7 @@ ROWS = 20
 @pytest.fixture(scope="module")
 def base_url() -> Iterator[str]:
     # Slow enough that even a fast machine measures a speed: what takes no time at all says nothing about it.
-    command = [sys.executable, SERVER, "--port", "0", "--latency-ms", "60"]
+    command = [sys.executable, str(SERVER), "--port", "0", "--latency-ms", "60"]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert server.stdout is not None
     line = server.stdout.readline()
