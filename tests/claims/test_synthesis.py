@@ -181,6 +181,10 @@ def test_no_method_fires_more_of_the_missing_features_than_the_default(
 def test_a_text_fires_the_feature_it_is_written_for_more_often_than_chance(
     outcomes: dict[str, dict[str, Outcome]],
 ) -> None:
+    for case, methods in outcomes.items():
+        for method in METHODS:
+            found = methods[method]
+            assert found.own_hits > 2 * np.mean(found.chance), (case, method)
     for method in METHODS:
         differences = [np.subtract(m[method].own_hit, m[method].chance, dtype=float) for m in outcomes.values()]
         mean, low, _ = _interval(np.concatenate(differences))

@@ -327,7 +327,7 @@ async def test_a_spent_budget_stops_the_judge_and_the_next_run_pays_for_no_finis
     assert begun < calls
     assert all(count == 1 for count in _asked(judge, kept_since).values())
     assert again == sum(count - 1 for count in Counter(body["seed"] for body in judge.bodies).values())
-    assert again <= begun - len(finished), "only what the two features in work had asked"
+    assert again < 2 * max(_calls_by_feature(judge, kept_since).values()), "what the two features in work had asked"
 
 
 async def test_killed_while_the_judge_works_a_run_repeats_no_finished_feature_and_changes_no_byte(
