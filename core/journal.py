@@ -1,4 +1,4 @@
-"""The row journal: every finished row of a row stage, kept the moment `put` returns.
+"""The row journal: every finished row of a row stage, and what rows in work were answered, kept when `put` returns.
 
 SQLite in WAL mode: a committed row survives SIGKILL at any instant; a power cut may lose the last rows but damages
 nothing. One writer at a time (the stage's lock sees to it).
@@ -24,6 +24,14 @@ CREATE TABLE IF NOT EXISTS rows (
     accepted INTEGER NOT NULL,
     payload BLOB NOT NULL,
     reading BLOB NOT NULL
+) WITHOUT ROWID
+"""
+_SCHEMA_OF_CALLS = """
+CREATE TABLE IF NOT EXISTS calls (
+    key TEXT NOT NULL,
+    number INTEGER NOT NULL,
+    payload BLOB NOT NULL,
+    PRIMARY KEY (key, number)
 ) WITHOUT ROWID
 """
 _INSERT = "INSERT OR IGNORE INTO rows VALUES (?,?,?,?)"
@@ -57,6 +65,8 @@ class Journal:
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=NORMAL")
             self._db.execute(_SCHEMA)
+            self._db.execute(_SCHEMA_OF_CALLS)
+            self._in_work = {key for (key,) in self._db.execute("SELECT DISTINCT key FROM calls")}
         except sqlite3.Error as error:
             self.close()
             raise _wrapped(error, path) from error
@@ -68,24 +78,34 @@ class Journal:
         self.close()
 
     def put(self, entry: Entry) -> None:
-        """Keep one row. When this returns, SIGKILL cannot lose it."""
+        """Keep one row. When this returns, SIGKILL cannot lose it. Its calls are kept no longer: the row holds them."""
         packed = _packed(entry)
         try:
             self._db.execute(_INSERT, packed)
+            if entry.key in self._in_work:
+                self._db.execute("DELETE FROM calls WHERE key = ?", (entry.key,))
+                self._in_work.remove(entry.key)
         except sqlite3.Error as error:
             raise _wrapped(error, self.path) from error
 
     def put_together(self, entries: Iterable[Entry]) -> None:
         """Keep several rows as one: after a crash either all are there or none."""
-        packed = [_packed(entry) for entry in entries]
-        try:
-            self._db.execute("BEGIN")
-            self._db.executemany(_INSERT, packed)
-            self._db.execute("COMMIT")
-        except sqlite3.Error as error:
-            if self._db.in_transaction:
-                self._db.execute("ROLLBACK")
-            raise _wrapped(error, self.path) from error
+        self._insert_together(_INSERT, [_packed(entry) for entry in entries])
+
+    def put_calls(self, key: str, calls: Sequence[Any], *, first: int) -> None:
+        """Keep what the unfinished row `key` was answered, as its calls number `first` and on. Plain JSON values."""
+        self._insert_together(
+            "INSERT OR IGNORE INTO calls VALUES (?,?,?)",
+            [(key, number, orjson.dumps(call)) for number, call in enumerate(calls, first)],
+        )
+        self._in_work.add(key)
+
+    def calls(self, key: str) -> list[Any]:
+        """What the unfinished row `key` was answered, in the order in which it was kept."""
+        if key not in self._in_work:
+            return []
+        query = "SELECT payload FROM calls WHERE key = ? ORDER BY number"
+        return [orjson.loads(payload) for (payload,) in self._select(query, (key,))]
 
     def keys(self) -> set[str]:
         """The ids of all rows that need not be done again."""
@@ -115,6 +135,16 @@ class Journal:
         """Remove the journal once its rows are published."""
         self.close()
         delete_journal(self.path)
+
+    def _insert_together(self, query: str, values: Sequence[tuple[Any, ...]]) -> None:
+        try:
+            self._db.execute("BEGIN")
+            self._db.executemany(query, values)
+            self._db.execute("COMMIT")
+        except sqlite3.Error as error:
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
+            raise _wrapped(error, self.path) from error
 
     def _select(self, query: str, values: Sequence[str] = ()) -> Iterator[Any]:
         try:

@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from headwater.core.errors import BadOutput, HeadwaterError, TransientError
 from headwater.core.meter import Meter, Reading
 from headwater.llm.types import ChatRequest, Completion, Engine
+from headwater.stages.answers import Answer, Answers
 
 Result = Completion | HeadwaterError
 _Key = tuple[str, str]
@@ -88,7 +89,7 @@ class Engines:
         return Reading(0, *tokens, dollars=self._meter.price(self._models[name], *tokens, names=self._prices[name]))
 
 
-class DirectCall:
+class _RowCall:
     """One row's way to the engines; adds up what the row used."""
 
     def __init__(self, engines: Engines) -> None:
@@ -96,18 +97,52 @@ class DirectCall:
         self.reading = Reading()
 
     async def chat(self, request: ChatRequest, engine: str = "engine") -> Completion:
+        """The completion; a failed request raises its typed error."""
         async with self._engines.within_budget(engine, request):
             started = time.monotonic()
             result = await self._result(request, engine)
             seconds = round(time.monotonic() - started, 4)
-            if isinstance(result, Completion):
-                usage = result.usage
-                tokens = (usage.tokens_in, usage.tokens_cached, usage.tokens_out)
-                self.reading += self._engines.read(engine, tokens, seconds)
-                return result
-            if isinstance(result, BadOutput):
-                self.reading += self._engines.read(engine, result.tokens, seconds)
-            raise result
+            if not isinstance(result, Completion | BadOutput):
+                raise result
+            tokens = result.usage.counts if isinstance(result, Completion) else result.tokens
+            return self._paid(request, engine, Answer(result, self._engines.read(engine, tokens, seconds)))
+
+    def keep(self) -> None:
+        """Called when the row ends unfinished: what it was answered may be of use to a later run."""
+
+    async def _result(self, request: ChatRequest, engine: str) -> Result:
+        raise NotImplementedError
+
+    def _paid(self, request: ChatRequest, engine: str, answer: Answer) -> Completion:
+        self.reading += answer.reading
+        if isinstance(answer.result, BadOutput):
+            raise answer.result
+        return answer.result
+
+
+class DirectCall(_RowCall):
+    """Asks at once. What a row was answered before the run was stopped or killed isn't asked again."""
+
+    def __init__(self, engines: Engines, answers: Answers) -> None:
+        super().__init__(engines)
+        self._answers = answers
+        self._in_flight = 0
+
+    async def chat(self, request: ChatRequest, engine: str = "engine") -> Completion:
+        answer = self._answers.take(engine, request)
+        if answer is not None:
+            return super()._paid(request, engine, answer)
+        self.keep()
+        self._in_flight += 1
+        try:
+            return await super().chat(request, engine)
+        finally:
+            self._in_flight -= 1
+            if self._in_flight:
+                self.keep()
+
+    def keep(self) -> None:
+        self._answers.keep()
 
     async def _result(self, request: ChatRequest, engine: str) -> Result:
         result: Result = _no_outcome(engine, request.id)
@@ -115,9 +150,14 @@ class DirectCall:
             result = outcome.result
         return result
 
+    def _paid(self, request: ChatRequest, engine: str, answer: Answer) -> Completion:
+        self._answers.add(engine, request, answer)
+        return super()._paid(request, engine, answer)
 
-class LockstepCall(DirectCall):
-    """As `DirectCall`, but the request goes out together with those of the other rows."""
+
+class LockstepCall(_RowCall):
+    """The request goes out together with those of the other rows. A row that isn't finished is asked for anew: the
+    others' requests made the batch that answered it."""
 
     def __init__(self, engines: Engines, lockstep: Lockstep) -> None:
         super().__init__(engines)

@@ -12,6 +12,7 @@ from headwater.core.fingerprint import Fingerprint
 from headwater.core.journal import Entry, Journal
 from headwater.core.rows import Reject, Row, row_id, warm_up
 from headwater.core.store import OutputWriter, StageOutput
+from headwater.stages.answers import Answers
 from headwater.stages.base import RowStage, StageContext
 from headwater.stages.calls import DirectCall, Engines, Lockstep, LockstepCall
 
@@ -91,7 +92,7 @@ class _Runner:
 
         async def worker() -> None:
             while self._may_go_on() and (row := next(rows, None)) is not None:
-                entry = await self._attempt(row, DirectCall(self._engines))
+                entry = await self._attempt(row, DirectCall(self._engines, Answers(self._journal, row["id"])))
                 if entry is not None:
                     self._journal.put(entry)
                     self._count(1)
@@ -134,13 +135,16 @@ class _Runner:
             self._journal.put_together(entries)
             self._count(sum(entry.key not in self._done for entry in entries))
 
-    async def _attempt(self, row: Row, call: DirectCall) -> Entry | None:
+    async def _attempt(self, row: Row, call: DirectCall | LockstepCall) -> Entry | None:
         key = row["id"]
         try:
             result = await self._stage.process(row, call)
         except BadOutput as error:
             result = Reject(key, error.reason, error.what, error.raw)
-        except TransientError as error:
+        except BaseException as error:
+            call.keep()
+            if not isinstance(error, TransientError):
+                raise
             self._owe(key, error)
             return None
         self._owed_in_a_row = 0

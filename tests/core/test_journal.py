@@ -81,6 +81,23 @@ def test_what_is_no_json_is_an_error_that_names_the_row(tmp_path: Path) -> None:
         journal.put(_entry("a", blob=b"bytes"))
 
 
+def test_the_calls_of_a_row_in_work_are_kept_in_order_until_the_row_is_finished(tmp_path: Path) -> None:
+    path = tmp_path / "j.sqlite"
+    with Journal(path) as journal:
+        journal.put_calls("a", [{"said": "one"}, {"said": "two"}], first=0)
+        journal.put_calls("b", ["other"], first=0)
+    with Journal(path) as journal:
+        journal.put_calls("a", [{"said": "three"}], first=2)
+        assert journal.calls("a") == [{"said": "one"}, {"said": "two"}, {"said": "three"}]
+        assert journal.keys() == set()
+        journal.put(_entry("a"))
+        journal.put(_entry("c"))
+        assert journal.calls("a") == []
+    with Journal(path) as journal:
+        assert (journal.calls("a"), journal.calls("b"), journal.calls("never")) == ([], ["other"], [])
+        assert journal.reading() == _entry("a").reading + _entry("c").reading
+
+
 WRITER = """
 import pathlib, sys
 from headwater.core.journal import Entry, Journal
@@ -128,7 +145,7 @@ def test_damage_in_the_middle_is_found_when_it_is_read(tmp_path: Path) -> None:
     with Journal(path) as journal:
         journal.put_together(_entry(str(n), text="x" * 500) for n in range(500))
     content = bytearray(path.read_bytes())
-    content[8192:] = os.urandom(len(content) - 8192)
+    content[12_288:] = os.urandom(len(content) - 12_288)  # past the schema and the calls
     path.write_bytes(content)
     with Journal(path) as journal, pytest.raises(PermanentError, match="move it away"):
         list(journal.entries(str(n) for n in range(500)))

@@ -34,7 +34,7 @@ from headwater.core.meter import Meter, Price, Reading
 from headwater.core.rows import row_id
 from headwater.core.store import StageOutput
 from headwater.llm.openai import OpenAIEngine
-from headwater.llm.types import ChatRequest
+from headwater.llm.types import ChatRequest, Completion, Message, Sampling, Usage
 from headwater.stages import row_runner
 from headwater.stages.run import fingerprint_of, run_stage
 
@@ -227,6 +227,77 @@ def test_a_spent_budget_stops_the_stage_and_keeps_everything(tmp_path: Path, num
     output = run_stage(Ask(AskConfig(concurrency=4)), rows, context(tmp_path, pool)).output
     assert set(flaky.asked.values()) == {1}
     assert output.manifest["meter"]["tokens_in"] == 490
+
+
+@pytest.mark.parametrize("at_once", [1, 2])
+def test_a_budget_that_ends_amid_the_calls_of_a_row_has_none_of_them_paid_for_twice(
+    tmp_path: Path, numbers: Any, at_once: int
+) -> None:
+    asked: Counter[str] = Counter()
+
+    def answer(request: ChatRequest, ids: Sequence[str]) -> Any:
+        asked[request.id] += 1
+        return of_the_request(request, ids)
+
+    rows, config = numbers(8), AskConfig(calls=3, at_once=at_once, concurrency=4)
+    calm = run_stage(Ask(config), rows, context(tmp_path / "calm", Pool(engine=RemoteEngine))).output
+    pool, stops = Pool(engine=lambda: RemoteEngine(answer)), 0
+    while stops < 100:
+        try:
+            output = run_stage(Ask(config), rows, context(tmp_path, pool, meter=Meter(max_tokens=75))).output
+            break
+        except Stopped:
+            stops += 1
+    assert stops == 24 * at_once // 5
+    assert asked == dict.fromkeys(asked, 1)
+    assert _shard(output) == _shard(calm)
+    assert output.manifest["meter"]["calls"] == 24 * at_once == sum(asked.values())
+    assert output.manifest["meter"]["tokens_out"] == calm.manifest["meter"]["tokens_out"]
+
+
+def test_of_a_row_that_is_owed_only_the_call_that_failed_is_asked_again(tmp_path: Path, numbers: Any) -> None:
+    down, asked = {2, 7}, Counter[str]()
+
+    def answer(request: ChatRequest, ids: Sequence[str]) -> Any:
+        asked[request.id] += 1
+        turn = request.id.split("/")[1]
+        number = int(request.messages[-1].content.split("?")[0].split()[-1])
+        return TransientError("Down.") if turn == "2" and number in down else of_the_request(request, ids)
+
+    rows, pool, config = numbers(10), Pool(engine=lambda: RemoteEngine(answer)), AskConfig(calls=3)
+    with pytest.raises(TransientError, match="2 of 10 rows are still owed"):
+        run_stage(Ask(config), rows, context(tmp_path, pool))
+    down.clear()
+    output = run_stage(Ask(config), rows, context(tmp_path, pool)).output
+    assert {request: n for request, n in asked.items() if n > 1} == {
+        f"{row_id('numbers', [], n)}/2/0": 2 for n in (2, 7)
+    }
+    assert output.manifest["meter"]["calls"] == 30
+
+
+def test_a_useless_reply_too_is_kept_while_its_row_is_in_work(tmp_path: Path, numbers: Any) -> None:
+    asked: list[int] = []
+
+    class Twice(Ask):
+        async def process(self, row: Any, call: Any) -> Any:
+            request = ChatRequest("the same", (Message("user", f"What about {row['number']}?"),), Sampling(), 0)
+            with pytest.raises(BadOutput, match="The reply was cut") as caught:
+                await call.chat(request)
+            seen = f"{caught.value.reason}: {caught.value.raw} {(await call.chat(request)).text}"
+            return [{"number": row["number"], "text": seen, "seed": 0}]
+
+    def answer(request: ChatRequest, ids: Sequence[str]) -> Any:
+        asked.append(_count(request))
+        replies = [cut(request, ids), TransientError("Down."), Completion("at last", Usage(10, 0, 3))]
+        return replies[len(asked) - 1]
+
+    rows, pool = numbers(1), Pool(engine=lambda: RemoteEngine(answer))
+    with pytest.raises(TransientError, match="still owed"):
+        run_stage(Twice(AskConfig()), rows, context(tmp_path, pool))
+    output = run_stage(Twice(AskConfig()), rows, context(tmp_path, pool)).output
+    assert asked == [0, 0, 0]
+    assert output.read()["text"].to_list() == ["cut_at_length: half a \ufffd at last"]
+    assert output.manifest["meter"]["tokens_out"] == 50 + 3
 
 
 def test_many_calls_in_flight_do_not_spend_more_than_the_budget(tmp_path: Path, numbers: Any) -> None:
