@@ -95,15 +95,14 @@ def _config(table: Table, *, default: bool) -> dict[str, Any]:
 
 
 def _dataset_info(table: Table) -> dict[str, Any]:
-    size = sum(split.bytes for split in table.splits)
     return {
         "config_name": table.name,
         "features": features_of(table.arrow_schema),
         "splits": [
-            {"name": split.name, "num_bytes": split.bytes, "num_examples": split.rows} for split in table.splits
+            {"name": split.name, "num_bytes": split.arrow_bytes, "num_examples": split.rows} for split in table.splits
         ],
-        "download_size": size,
-        "dataset_size": size,
+        "download_size": sum(split.bytes for split in table.splits),
+        "dataset_size": sum(split.arrow_bytes for split in table.splits),
     }
 
 

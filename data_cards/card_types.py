@@ -23,7 +23,9 @@ class Split(CardPart):
     rows: int = Field(ge=0)
     """`datasets` refuses to load files that hold another number."""
     bytes: int = Field(ge=0)
-    """Size of its files on disk."""
+    """Size of its files on disk: what a download takes."""
+    arrow_bytes: int = Field(0, ge=0)
+    """Size of its rows in memory, which `datasets` calls `num_bytes`; 0 when nobody counted."""
 
 
 class Table(CardPart):

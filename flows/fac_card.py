@@ -94,6 +94,7 @@ def build_card(recipe: FacSynthesis, run: Run, outputs: Mapping[str, StageOutput
                         path="dataset/train-*.parquet",
                         rows=dataset.rows,
                         bytes=sum(path.stat().st_size for path in dataset.data_files),
+                        arrow_bytes=_arrow_bytes(dataset),
                     ),
                 ),
             ),
@@ -112,16 +113,22 @@ def build_card(recipe: FacSynthesis, run: Run, outputs: Mapping[str, StageOutput
         sources=_sources(recipe, outputs),
         recipe=run.recipe,
         command=f"pipeline run {recipe.pipeline} -c recipe.yaml",
-        limits=limits(recipe),
+        limits=limits(recipe, made=dataset.rows > 0),
         fingerprint=str(dataset.manifest["fingerprint"]["digest"]),
         lineage=(("run seed", str(recipe.seed)), *sorted(dataset.manifest["libraries"].items())),
     )
 
 
-def limits(recipe: FacSynthesis) -> tuple[str, ...]:
-    """What the numbers of this recipe do not show."""
+def _arrow_bytes(output: StageOutput) -> int:
+    import pyarrow.parquet as pq
+
+    return sum(batch.nbytes for path in output.data_files for batch in pq.ParquetFile(path).iter_batches())
+
+
+def limits(recipe: FacSynthesis, *, made: bool) -> tuple[str, ...]:
+    """What the numbers of this recipe do not show; `made` says whether there are rows that they are about."""
     own: list[str] = []
-    if recipe.synthesis.engine.engine.startswith("embedded"):
+    if made and recipe.synthesis.engine.engine.startswith("embedded"):
         own.append(
             "The generator has 135 million parameters. Its texts are often odd or wrong in content; the rows show that "
             "the pipeline works and what it measures, and are no good training data."
@@ -129,9 +136,12 @@ def limits(recipe: FacSynthesis) -> tuple[str, ...]:
     if recipe.synthesis.method != "two_step":
         own.append(f"Made with the control `{recipe.synthesis.method}`, not with the method itself.")
     clusters = recipe.synthesis.method == "dense_clusters"
+    space = _CLUSTERS_LIMIT if clusters else _SAE_LIMIT
+    if not made:
+        return (*own, space)
     return (
         *own,
-        _CLUSTERS_LIMIT if clusters else _SAE_LIMIT,
+        space,
         "Rising coverage shows that the missing features fire, not that a model trained on the rows gets better.",
         f"The same {'clusters' if clusters else 'SAE'} chose the rows and measured them: coverage after is what was "
         "optimised, so compare it with the nulls beside it.",
@@ -148,6 +158,8 @@ def aimed_at(recipe: FacSynthesis, coverage: Mapping[str, Any]) -> str:
 def _summary(recipe: FacSynthesis, outputs: Mapping[str, StageOutput]) -> str:
     """By the rate test most missing features fire in the seed too: nobody may read that it lacks them."""
     missing, coverage = outputs["missing"].metrics, outputs["coverage"].metrics
+    if not coverage["chosen"]:
+        return "No rows: no feature was aimed at, because nothing was missing."
     rows = f"{outputs['dataset'].rows:,} synthetic rows"
     count = f"{missing['missing']:,} features were missing"
     gap = "lacks and the anchor dataset fires"
@@ -170,9 +182,14 @@ def never_in_seed(missing: Mapping[str, Any]) -> str:
 def _how(recipe: FacSynthesis, outputs: Mapping[str, StageOutput]) -> str:
     method = recipe.synthesis.method
     random = method == "random_features"
-    return (
+    start = (
         f"FAC Synthesis (arXiv 2602.10388), method `{method}`{'' if method == 'two_step' else ' (a control)'}. "
-        f"{_space_sentence(recipe, outputs)} For every chosen {'live' if random else 'missing'} feature"
+        f"{_space_sentence(recipe, outputs)}"
+    )
+    if not outputs["coverage"].metrics["chosen"]:
+        return f"{start} No feature was aimed at, so the generator was asked for nothing."
+    return (
+        f"{start} For every chosen {'live' if random else 'missing'} feature"
         f"{', drawn at random from those that are not missing,' if random else ''} the generator was asked for "
         f"{_steps_sentence(recipe)} Texts that fire {'none of them' if random else 'no missing feature'}, copy a "
         "source or repeat one another were dropped."
@@ -300,6 +317,7 @@ def _never_measure(coverage: Mapping[str, Any]) -> Measure:
 
 
 def _models(recipe: FacSynthesis, outputs: Mapping[str, StageOutput]) -> tuple[ModelUse, ...]:
+    """The models that had work to do: one that was asked for nothing wrote nothing."""
     roles = {
         "features.anchor": "gave the activations",
         "interpret": "judged the features",
@@ -308,7 +326,7 @@ def _models(recipe: FacSynthesis, outputs: Mapping[str, StageOutput]) -> tuple[M
     }
     used = []
     for node, role in roles.items():
-        if node not in outputs:
+        if node not in outputs or not outputs[node].manifest["counts"]["attempted"]:
             continue
         identity = next(iter(outputs[node].manifest["models"].values()))
         licence = "apache-2.0" if identity["engine"].startswith("embedded") else "see the model's own card"

@@ -61,7 +61,7 @@ def build_report(recipe: FacSynthesis, run: Run, outputs: Mapping[str, StageOutp
         subtitle=f"Run {run.path.name} of {recipe.pipeline}",
         lead=lead(recipe, outputs, coverage, missing),
         headlines=_headlines(outputs, coverage, missing),
-        not_shown=limits(recipe),
+        not_shown=limits(recipe, made=outputs["dataset"].rows > 0),
         sections=tuple(section for section in sections if section is not None),
         lineage=lineage(recipe, outputs),
         command=f"pipeline run {recipe.pipeline} -c recipe.yaml",

@@ -62,7 +62,7 @@ def make_card(**changes: Any) -> DatasetCard:
             Table(
                 arrow_schema=SCHEMA,
                 meanings=MEANINGS,
-                splits=(Split(name="train", path="data/*.parquet", rows=7, bytes=4096),),
+                splits=(Split(name="train", path="data/*.parquet", rows=7, bytes=4096, arrow_bytes=4096),),
             ),
         ),
         "pipeline": "fac-synthesis",

@@ -71,7 +71,7 @@ def test_the_declared_types_win_over_what_a_file_would_suggest(tmp_path: Path, o
     narrow = pa.table({"id": ["a"], "feature": pa.array([3], pa.int32()), "explanation": pa.nulls(1)})
     pq.write_table(narrow, folder / "data" / "part-00000.parquet")
     wanted = pa.schema([("id", pa.string()), ("feature", pa.int64()), ("explanation", pa.string())])
-    split = Split(name="train", path="data/*.parquet", rows=1, bytes=1)
+    split = Split(name="train", path="data/*.parquet", rows=1, bytes=1, arrow_bytes=1)
     table = Table(arrow_schema=wanted, meanings=dict.fromkeys(wanted.names, "x"), splits=(split,))
     (folder / "README.md").write_text(render_card(make_card(tables=(table,))), "utf-8")
     rows = datasets.load_dataset(str(folder), split="train", cache_dir=str(offline))
@@ -94,7 +94,7 @@ def test_a_second_table_becomes_a_configuration_of_its_own(tmp_path: Path, offli
         name="rejects",
         arrow_schema=reject_schema,
         meanings={"id": "row", "reason": "why"},
-        splits=(Split(name="train", path="rejects/*.parquet", rows=1, bytes=1),),
+        splits=(Split(name="train", path="rejects/*.parquet", rows=1, bytes=1, arrow_bytes=1),),
     )
     write_run(folder, render_card(make_card(tables=(*make_card().tables, rejects))))
     (folder / "rejects").mkdir()
@@ -107,7 +107,7 @@ def test_a_second_table_becomes_a_configuration_of_its_own(tmp_path: Path, offli
 def test_an_empty_dataset_streams_with_its_columns_and_the_card_says_how(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     folder.mkdir()
-    split = Split(name="train", path="data/*.parquet", rows=0, bytes=1)
+    split = Split(name="train", path="data/*.parquet", rows=0, bytes=1, arrow_bytes=1)
     text = render_card(make_card(tables=(Table(arrow_schema=SCHEMA, meanings=MEANINGS, splits=(split,)),)))
     write_run(folder, text, rows=0)
     rows = datasets.load_dataset(str(folder), split="train", streaming=True)
@@ -174,14 +174,14 @@ def test_a_key_planted_in_running_text_never_reaches_the_card() -> None:
 
 
 def test_a_column_without_an_explanation_is_refused_by_name() -> None:
-    split = Split(name="train", path="data/*.parquet", rows=1, bytes=1)
+    split = Split(name="train", path="data/*.parquet", rows=1, bytes=1, arrow_bytes=1)
     table = Table(arrow_schema=SCHEMA, meanings={"id": "row"}, splits=(split,))
     with pytest.raises(ConfigError, match="activation"):
         render_card(make_card(tables=(table,)))
 
 
 def test_a_split_name_that_datasets_refuses_is_refused() -> None:
-    split = Split(name="train-a", path="data/*.parquet", rows=1, bytes=1)
+    split = Split(name="train-a", path="data/*.parquet", rows=1, bytes=1, arrow_bytes=1)
     table = Table(arrow_schema=SCHEMA, meanings=MEANINGS, splits=(split,))
     with pytest.raises(ConfigError, match="train-a"):
         render_card(make_card(tables=(table,)))

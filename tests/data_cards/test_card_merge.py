@@ -80,7 +80,9 @@ def test_a_value_changed_by_hand_survives_two_updates() -> None:
 
 def test_what_describes_the_files_is_always_renewed() -> None:
     table = make_card().tables[0]
-    grown = table.model_copy(update={"splits": (Split(name="train", path="data/*.parquet", rows=5000, bytes=9),)})
+    grown = table.model_copy(
+        update={"splits": (Split(name="train", path="data/*.parquet", rows=5000, bytes=9, arrow_bytes=9),)}
+    )
     new = render_card(make_card(tables=(grown,)))
     merged = front(merge_card(edit(OLD, "num_examples: 7", "num_examples: 8"), new))
     assert merged["dataset_info"] == front(new)["dataset_info"]

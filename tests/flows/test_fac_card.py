@@ -267,7 +267,11 @@ def test_nothing_missing_is_told_as_the_test_found_it(
     coverage = COVERAGE | nothing | {"missing": 0, "missing_never": 0, "chosen": 0, "random_features": None}
     made = make(metrics={"missing": missing, "coverage": coverage})
     assert said in build_report(*made).lead
-    assert "0 of the missing features were aimed at" in render_card(_card(made))
+    card = _card(made)
+    assert card.summary == "No rows: no feature was aimed at, because nothing was missing."
+    assert card.how.endswith("No feature was aimed at, so the generator was asked for nothing.")
+    assert len(card.limits) == 1 and card.limits[0].startswith("A feature is a direction")
+    render_card(card)
 
 
 def test_clusters_are_not_called_an_sae(make: Callable[..., Made]) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import polars as pl
 import pytest
+import yaml
 
 from headwater.core.errors import ConfigError
 from headwater.core.store import StageOutput, Workspace
@@ -135,6 +136,18 @@ def test_the_dataset_loads_with_datasets_from_the_run_folder(done: Done) -> None
     assert loaded[0]["messages"][0]["role"] == "user"
 
 
+def test_the_card_gives_the_sizes_that_datasets_itself_finds(done: Done, tmp_path: Path) -> None:
+    import datasets
+
+    _, front, _ = (done.path / "README.md").read_text("utf-8").split("---\n", 2)
+    told = yaml.safe_load(front)["dataset_info"]
+    files = [str(path) for path in done.outputs["dataset"].data_files]
+    builder = datasets.load_dataset_builder("parquet", data_files=files, cache_dir=str(tmp_path))
+    builder.download_and_prepare()
+    assert told["splits"][0]["num_bytes"] == told["dataset_size"] == builder.info.splits["train"].num_bytes
+    assert told["download_size"] == sum(Path(file).stat().st_size for file in files)
+
+
 def test_the_rows_go_through_the_chat_template_of_a_trainer(done: Done) -> None:
     from transformers import AutoTokenizer
 
@@ -200,6 +213,9 @@ def test_a_seed_that_equals_the_anchor_has_nothing_missing(workspace: Workspace,
     with pytest.raises(ConfigError, match="Nothing is missing"):
         _execute(workspace, values)  # what was accepted once is not accepted for good
     assert "Nothing is missing" in (result.path / "report.html").read_text("utf-8")
+    card = (result.path / "README.md").read_text("utf-8")
+    assert "gave the activations" in card and "wrote the user turns" not in card
+    assert "the generator was asked for nothing" in card
 
 
 def test_an_sae_of_another_width_of_model_is_refused(workspace: Workspace, tmp_path: Path) -> None:
