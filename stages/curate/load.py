@@ -24,7 +24,7 @@ _ROLES = {"user": "user", "human": "user", "assistant": "assistant", "gpt": "ass
 _SHOWN_CHARACTERS = 40
 _SHOWN_COLUMNS = 30
 _RAW_CHARACTERS = 2_000
-"""How much of an unusable text is kept in the rejects."""
+"""How much of an unusable row is kept in the rejects; the source holds the rest."""
 
 
 class LoadConfig(StageConfig):
@@ -162,16 +162,16 @@ class Load(TableStage[LoadConfig]):
 
     def _row(self, key: str, number: int, record: Record | BadRecord) -> dict[str, Any] | Reject:
         if isinstance(record, BadRecord):
-            return Reject(key, record.reason, record.detail, record.raw[:_RAW_CHARACTERS])
+            return Reject(key, record.reason, record.detail, _beginning(record.raw))
         where = f"row {number} (counted from 0)"
         if self.config.column not in record:
             detail = f"{where}: no column {self.config.column!r}; its columns: {_names(record)}"
-            return Reject(key, "missing_column", detail, str(record)[:_RAW_CHARACTERS])
+            return Reject(key, "missing_column", detail, _beginning(str(record)))
         value = record[self.config.column]
         try:
             chat = _chat(value) if self.config.messages else _single(value)
         except _Unusable as problem:
-            return Reject(key, problem.reason, f"{where}: {problem.detail}", str(value)[:_RAW_CHARACTERS])
+            return Reject(key, problem.reason, f"{where}: {problem.detail}", _beginning(str(value)))
         cleaned = False
         messages = []
         for role, content in chat:
@@ -182,7 +182,7 @@ class Load(TableStage[LoadConfig]):
         length = sum(len(message["content"]) for message in messages)
         if length > self.config.max_characters:
             detail = f"{where}: {length:,} characters, more than max_characters = {self.config.max_characters:,}"
-            return Reject(key, "too_long", detail, text[:_RAW_CHARACTERS])
+            return Reject(key, "too_long", detail, _beginning(text))
         if not text.strip():
             spoken = any(message["role"] == "user" for message in messages)
             reason, detail = ("empty_text", "nothing but white space") if spoken else ("no_user_turn", "no user speaks")
@@ -208,6 +208,11 @@ class Load(TableStage[LoadConfig]):
             todo=f"Mend the data, or set max_reject_share (now {self.config.max_reject_share:g}) to the share of rows "
             "that may be left out.",
         )
+
+
+def _beginning(text: str) -> str:
+    more = len(text) - _RAW_CHARACTERS
+    return text if more <= 0 else f"{text[:_RAW_CHARACTERS]}… ({more:,} characters more)"
 
 
 def _checked(

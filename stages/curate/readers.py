@@ -31,6 +31,7 @@ _WIDE_MARKS = {
 """Byte-order marks, those first that begin with another."""
 _WIDE_LETTERS = re.compile(rb"[^\0]\0[^\0](?:\0|\Z)|(?:\0[^\0]){2}")
 """How UTF-16 without a mark begins when its first two characters are Latin: a line may end inside the second."""
+_AFTER_THE_LAST = "\x00after the last line\x00"
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,22 +133,47 @@ def _refuse(constant: str) -> NoReturn:
 
 
 def _delimited(lines: Iterator[bytes], delimiter: str, name: str) -> Iterator[Record | BadRecord]:
-    csv.field_size_limit(1 << 30)
-    text = (line.decode("utf-8", "surrogateescape").replace("\x00", "\ufffd") for line in lines)
-    reader = csv.DictReader(text, delimiter=delimiter)
-    try:
-        if _has_bad_bytes("".join(reader.fieldnames or ())):
-            raise ConfigError(f"{name!r}: its first line, the header, is not UTF-8.", todo="Save the file as UTF-8.")
-        for row in reader:
-            values = "".join(str(value) for value in row.values())
-            where = f"line {reader.line_num}"
+    header: list[str] | None = None
+    for line, fields in _table(lines, delimiter, name):
+        values = "".join(fields)
+        if header is None:
             if _has_bad_bytes(values):
-                raw = values.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
-                yield BadRecord("invalid_utf8", f"{where} holds a byte that is not UTF-8", raw)
-            elif None in row or None in row.values():
-                yield BadRecord("wrong_field_count", f"{where} has more or fewer fields than the header", values)
-            else:
-                yield row
+                raise ConfigError(
+                    f"{name!r}: its first line, the header, is not UTF-8.", todo="Save the file as UTF-8."
+                )
+            header = fields
+        elif _has_bad_bytes(values):
+            raw = values.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+            yield BadRecord("invalid_utf8", f"line {line} holds a byte that is not UTF-8", raw)
+        elif len(fields) != len(header):
+            yield BadRecord("wrong_field_count", f"line {line} has more or fewer fields than the header", values)
+        else:
+            yield dict(zip(header, fields, strict=True))
+
+
+def _table(lines: Iterator[bytes], delimiter: str, name: str) -> Iterator[tuple[int, list[str]]]:
+    """The fields of every record that isn't blank, the header first, each with the line on which it begins.
+
+    A quote that nothing closes takes the rest of the file into one field, and `csv` says nothing about it (its strict
+    mode also refuses sloppy quotes that do no harm); so a line of our own goes last, and must come back by itself.
+    """
+    csv.field_size_limit(1 << 30)
+    text = (line.decode("utf-8", "surrogateescape") for line in lines)
+    reader = csv.reader(itertools.chain(text, [_AFTER_THE_LAST]), delimiter=delimiter)
+    begins = 1
+    try:
+        for fields in reader:
+            if fields == [_AFTER_THE_LAST]:
+                return
+            if fields and fields[-1].endswith(_AFTER_THE_LAST):
+                raise ConfigError(
+                    f"{name!r}: in the record that begins on line {begins} a quote opens that nothing closes; the rest "
+                    "of the file would be one field.",
+                    todo="Close that quote; one that is part of the text is written twice, in a field within quotes.",
+                )
+            if fields:
+                yield begins, fields
+            begins = reader.line_num + 1
     except csv.Error as error:
         raise ConfigError(
             f"{name!r} can't be read as a table: the line after line {reader.line_num}: {one_line(error)}.",

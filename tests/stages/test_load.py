@@ -132,6 +132,52 @@ def test_invalid_utf8_is_named_in_jsonl_and_csv(tmp_path: Path, run: RunStage) -
         run(Load(LoadConfig(source=str(table))))
 
 
+@pytest.mark.parametrize(
+    ("table", "line"),
+    [
+        ('text,n\nfine,1\n"opens,2\nswallowed,3\n', 3),
+        ('text,n\n"two\nlines",1\n\nfine,2\n3,"opens\n"", and goes on\n', 6),
+        ('text,"n\nfine,1\n', 1),
+        ('text,n\nfine,1\nlast,"', 3),
+    ],
+)
+def test_a_quote_that_nothing_closes_is_named_by_the_line_on_which_its_record_begins(
+    tmp_path: Path, run: RunStage, table: str, line: int
+) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text(table, "utf-8")
+    with pytest.raises(ConfigError, match=rf"begins on line {line} a quote opens that nothing closes"):
+        run(Load(LoadConfig(source=str(path), max_reject_share=1.0)))
+
+
+def test_sloppy_quotes_that_do_no_harm_and_a_missing_last_newline_are_read(tmp_path: Path, run: RunStage) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text('text,n\n"abc"def,1\n\nsay "hi",2\n"","3"\n"last ""one""",4', "utf-8")
+    output = run(Load(LoadConfig(source=str(path), max_reject_share=0.5)))
+    assert output.read()["text"].to_list() == ["abcdef", 'say "hi"', 'last "one"']
+    assert output.rejects()["reason"].to_list() == ["empty_text"]
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.jsonl"])
+def test_what_cannot_be_stored_is_dropped_and_the_row_flagged_whatever_the_format(
+    tmp_path: Path, run: RunStage, name: str
+) -> None:
+    path = tmp_path / name
+    path.write_text(
+        "text,n\nnul\0l,1\nfine,2\n" if name == "a.csv" else '{"text": "nul\\u0000l"}\n{"text": "fine"}\n', "utf-8"
+    )
+    assert run(Load(LoadConfig(source=str(path)))).read().select("text", "cleaned").rows() == [
+        ("null", True),
+        ("fine", False),
+    ]
+
+
+def test_of_a_long_unusable_row_the_rejects_hold_the_beginning_and_say_so(tmp_path: Path, run: RunStage) -> None:
+    path = _jsonl(tmp_path / "a.jsonl", [{"text": "fine"}, {"text": "x" * 30_000}])
+    raw = run(Load(LoadConfig(source=str(path), max_reject_share=0.5))).rejects()["raw"][0]
+    assert raw == "x" * 2_000 + "… (28,000 characters more)"
+
+
 def test_broken_json_is_named(tmp_path: Path, run: RunStage) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text('{"text": "fine"}\n{"text": \n', "utf-8")
