@@ -67,7 +67,8 @@ class Execution:
         node = self.graph[name]
         self.context(node).check()
         tokens, clock = self.meter.total.tokens_out, time.monotonic()
-        result = run_stage(node.stage, self.inputs(node), self.context(node))
+        with node.named():
+            result = run_stage(node.stage, self.inputs(node), self.context(node))
         if not result.reused:
             self._measure(node, result, self.meter.total.tokens_out - tokens, time.monotonic() - clock)
         self._record(node, result)
@@ -76,7 +77,8 @@ class Execution:
     def reuse_all(self) -> bool:
         """Take every stage from the store if all of them are there: then there is nothing to orchestrate."""
         for node in self.graph:
-            fingerprint, output = find_output(node.stage, self.inputs(node), self.context(node))
+            with node.named():
+                fingerprint, output = find_output(node.stage, self.inputs(node), self.context(node))
             if output is None:
                 self.results.clear()
                 return False

@@ -173,8 +173,8 @@ class FacSynthesis(Recipe):
 
     def graph(self) -> Graph:
         nodes = [
-            Node("anchor", Load(self.anchor)),
-            Node("seed", Load(self.seed_data)),
+            Node("anchor", Load(self.anchor), keys=("anchor",)),
+            Node("seed", Load(self.seed_data), keys=("seed_data",)),
             *self._space(),
             self._features("anchor", "anchor"),
             self._features("seed", "seed"),
@@ -203,7 +203,7 @@ class FacSynthesis(Recipe):
                 roles=measure.roles,
                 clusters=self.synthesis.clusters,
             )
-            return [Node("space", Clusters(config), {"anchor": "anchor"})]
+            return [Node("space", Clusters(config), {"anchor": "anchor"}, ("measure", "synthesis.clusters"))]
         if self.sae.load is not None:
             load = LoadSaeConfig(
                 **self.sae.load.model_dump(),
@@ -212,10 +212,13 @@ class FacSynthesis(Recipe):
                 max_tokens=measure.max_tokens,
                 roles=measure.roles,
             )
-            return [Node("space", LoadSae(load), {"anchor": "anchor"})]
+            return [Node("space", LoadSae(load), {"anchor": "anchor"}, ("measure", "sae.load"))]
         corpus = []
         if self.sae.corpus is not None:
-            corpus, inputs = [Node("corpus", Load(self.sae.corpus))], {**inputs, "corpus": "corpus"}
+            corpus, inputs = (
+                [Node("corpus", Load(self.sae.corpus), keys=("sae.corpus",))],
+                {**inputs, "corpus": "corpus"},
+            )
         train = TrainSaeConfig(
             model=measure.model,
             layer=measure.layer,
@@ -223,7 +226,7 @@ class FacSynthesis(Recipe):
             roles=measure.roles,
             train=self.sae.train,
         )
-        return [*corpus, Node("space", TrainSae(train), inputs)]
+        return [*corpus, Node("space", TrainSae(train), inputs, ("measure", "sae.train"))]
 
     def _features(self, name: str, rows: str) -> Node:
         measure = self.measure
@@ -231,7 +234,7 @@ class FacSynthesis(Recipe):
         config = FeaturesConfig(
             model=measure.model, layer=measure.layer, mode=measure.mode, max_tokens=measure.max_tokens, roles=own
         )
-        return Node(f"features.{name}", Features(config), {"rows": rows, "space": "space"})
+        return Node(f"features.{name}", Features(config), {"rows": rows, "space": "space"}, ("measure",))
 
     def _missing(self) -> list[Node]:
         measure = self.measure
@@ -250,7 +253,7 @@ class FacSynthesis(Recipe):
             allow_empty=self.allow_empty,
         )
         table = {"anchor": "anchor", "anchor_features": "features.anchor", "space": "space"}
-        nodes = [Node("missing", Missing(config), {**table, "seed_features": "features.seed"})]
+        nodes = [Node("missing", Missing(config), {**table, "seed_features": "features.seed"}, ("missing",))]
         if self.judge.engine is not None:
             judge = InterpretConfig(
                 engine=self.judge.engine,
@@ -258,10 +261,10 @@ class FacSynthesis(Recipe):
                 settings=self.judge.settings,
                 **cut,
             )
-            nodes.append(Node("interpret", Interpret(judge), {**table, "rows": "missing"}))
+            nodes.append(Node("interpret", Interpret(judge), {**table, "rows": "missing"}, ("judge",)))
         targets = TargetsConfig(limit=self.missing.limit, random_features=random, allow_empty=self.allow_empty)
         tables = {"facts": "missing", "missing": self.meanings, "anchor_features": "features.anchor"}
-        return [*nodes, Node("targets", Targets(targets), tables)]
+        return [*nodes, Node("targets", Targets(targets), tables, ("missing",))]
 
     def _synthesis(self) -> list[Node]:
         synthesis = self.synthesis
@@ -282,15 +285,16 @@ class FacSynthesis(Recipe):
         )
         step_one = {"prompts.1": "prompts.1", "texts.1": "texts.1", "features.1": "features.1"}
         nodes = [
-            Node("prompts.1", FirstPrompts(first), {"targets": "targets"}),
-            Node("texts.1", Generate(generate), {"rows": "prompts.1"}),
+            Node("prompts.1", FirstPrompts(first), {"targets": "targets"}, ("synthesis",)),
+            Node("texts.1", Generate(generate), {"rows": "prompts.1"}, ("synthesis",)),
             self._features("1", "texts.1"),
         ]
         made = dict(step_one)
         if not one_step:
             nodes += self._step_two(targets, generate)
             made |= {"prompts.2": "prompts.2", "texts.2": "texts.2", "features.2": "features.2"}
-        nodes.append(Node("select", Select(self.select), {**targets, **made, "anchor": "anchor", "seed": "seed"}))
+        tables = {**targets, **made, "anchor": "anchor", "seed": "seed"}
+        nodes.append(Node("select", Select(self.select), tables, ("select",)))
         nodes += self._replies()
         measured = {name: node for name, node in made.items() if name.startswith("features.")}
         tables = {"space": "space", "anchor_features": "features.anchor", "seed_features": "features.seed"}
@@ -298,7 +302,7 @@ class FacSynthesis(Recipe):
         coverage = CoverageConfig(
             **self.coverage.model_dump(), all_judged=self.meanings == "interpret" and self.judge.scope == "anchor"
         )
-        nodes.append(Node("coverage", CoverageStage(coverage), {**targets, **tables, **measured}))
+        nodes.append(Node("coverage", CoverageStage(coverage), {**targets, **tables, **measured}, ("coverage",)))
         return nodes
 
     def _step_two(self, targets: Mapping[str, str], generate: GenerateConfig) -> list[Node]:
@@ -313,8 +317,8 @@ class FacSynthesis(Recipe):
         )
         scored = {"prompts": "prompts.1", "candidates": "texts.1", "features": "features.1"}
         return [
-            Node("prompts.2", Pairs(pairs), {**targets, **scored}),
-            Node("texts.2", Generate(generate), {"rows": "prompts.2"}),
+            Node("prompts.2", Pairs(pairs), {**targets, **scored}, ("synthesis",)),
+            Node("texts.2", Generate(generate), {"rows": "prompts.2"}, ("synthesis",)),
             self._features("2", "texts.2"),
         ]
 
@@ -330,6 +334,6 @@ class FacSynthesis(Recipe):
         )
         return [
             Node("prompts.reply", ReplyPrompts(ReplyPromptsConfig(system=self.reply.system)), {"rows": "select"}),
-            Node("replies", Generate(generate), {"rows": "prompts.reply"}),
+            Node("replies", Generate(generate), {"rows": "prompts.reply"}, ("reply",)),
             Node("dataset", dataset, {"rows": "select", "replies": "replies", "reply_prompts": "prompts.reply"}),
         ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +21,20 @@ class Node:
     stage: Stage[Any]
     inputs: Mapping[str, str] = field(default_factory=dict)
     """The stage's input name → the node that feeds it."""
+    keys: tuple[str, ...] = ()
+    """The keys of the recipe that say what it does."""
+
+    @contextmanager
+    def named(self) -> Iterator[None]:
+        """An error about what a person wrote says which node met it and which keys of the recipe to look at."""
+        try:
+            yield
+        except ConfigError as error:
+            if error.what.startswith("Key '"):
+                raise
+            told = " and ".join(f"`{key}`" for key in self.keys)
+            where = f"Stage {self.name}" + (f" (the recipe's {told})" if told else "")
+            raise ConfigError(f"{where}: {error.what}", todo=error.todo) from error
 
     def size(self, rows: Mapping[str, int]) -> int:
         """How much work the node is, in rows: its largest input, or what it makes when it has none.
@@ -61,5 +76,6 @@ class Graph:
         forecasts: dict[str, Forecast] = {}
         for node in self.nodes:
             rows = {name: known_rows.get(source, forecasts[source].rows) for name, source in node.inputs.items()}
-            forecasts[node.name] = node.stage.forecast(rows)
+            with node.named():
+                forecasts[node.name] = node.stage.forecast(rows)
         return forecasts

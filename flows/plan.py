@@ -58,7 +58,8 @@ def make_plan(recipe: Recipe, workspace: Workspace) -> Plan:
         for node in graph:
             context = _context(node, recipe, workspace, engines)
             inputs = {name: found[source] for name, source in node.inputs.items()}
-            fingerprint, output = find_output(node.stage, inputs, context)
+            with node.named():
+                fingerprint, output = find_output(node.stage, inputs, context)
             if output is None:
                 why = nearest_difference(workspace.stages, node.stage.name, node.name, fingerprint)
                 break

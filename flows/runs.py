@@ -9,7 +9,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,13 +51,11 @@ class Run:
 
     @property
     def recipe(self) -> dict[str, Any]:
-        recipe: dict[str, Any] = yaml.safe_load((self.path / "recipe.yaml").read_text("utf-8"))
-        return recipe
+        return self._read("recipe.yaml", yaml.safe_load)
 
     @property
     def state(self) -> dict[str, Any]:
-        state: dict[str, Any] = json.loads((self.path / _STATE).read_text("utf-8"))
-        return state
+        return self._read(_STATE, json.loads, "status")
 
     @property
     def status(self) -> str:
@@ -78,8 +76,26 @@ class Run:
         path = self.path / "lineage.json"
         if not path.exists():
             return {}
-        lineage: dict[str, Any] = json.loads(path.read_text("utf-8"))
-        return lineage
+        return self._read(path.name, json.loads)
+
+    def _read(self, name: str, parse: Callable[[str], Any], *needed: str) -> dict[str, Any]:
+        """The mapping in one of the run's own files."""
+        try:
+            values = parse((self.path / name).read_text("utf-8"))
+        except (OSError, ValueError, yaml.YAMLError) as error:
+            raise self._damaged(name, " ".join(str(error).split())) from error
+        if not isinstance(values, dict):
+            raise self._damaged(name, "it holds no mapping")
+        if missing := [key for key in needed if key not in values]:
+            raise self._damaged(name, f"it has no {missing[0]!r}")
+        return values
+
+    def _damaged(self, name: str, why: str) -> ConfigError:
+        return ConfigError(
+            f"{self.path / name} can't be read: {why}.",
+            todo="The dataset beside it and the finished stages are untouched. Run the pipeline again for a run that "
+            "reuses them; then this folder may go.",
+        )
 
     def set_lineage(self, lineage: Mapping[str, Any]) -> None:
         write_atomically(self.path / "lineage.json", json.dumps(lineage, indent=1))
@@ -135,7 +151,13 @@ def find_run(workspace: Workspace, name: str | None) -> Run:
             if there
             else "Start one with `pipeline run NAME`.",
         )
-    return Run(max(candidates, key=lambda path: (path / "recipe.yaml").stat().st_mtime_ns))
+    return Run(max(candidates, key=_begun))
+
+
+def _begun(path: Path) -> int:
+    """When the run in this folder began: its recipe is the first file and never written again."""
+    recipe = path / "recipe.yaml"
+    return (recipe if recipe.exists() else path).stat().st_mtime_ns
 
 
 def link_dataset(run: Run, output: StageOutput) -> None:

@@ -1,7 +1,8 @@
 """Find, read, merge and validate recipes.
 
 A recipe is a YAML mapping. The shipped ones lie in `pipelines/recipes/`. A file given with `-c` is either a whole
-recipe (it has `flow:`) or changes to the named one; `--set key.sub=value` comes last.
+recipe (it has `flow:`, and a name beside it must be its own) or changes to the named one; `--set key.sub=value` comes
+last.
 
 Paths: in a file given with `-c`, a value that begins with `./` or `../`, ends like a data file, or holds a slash and
 is there, is meant relative to the folder of that file. In a shipped recipe and with `--set` a path is relative to the
@@ -47,6 +48,8 @@ def load_recipe(
     source = f"recipe {name!r}" if name else "the recipe"
     for file in files:
         own = _with_paths(read_mapping(file), file.absolute().parent)
+        if "flow" in own:
+            _check_whole(own, name, file, first=file is files[0])
         values = own if "flow" in own else merge(values, own)
         values.setdefault("pipeline", name or file.stem)
         source = str(file)
@@ -132,6 +135,22 @@ def _start(name: str | None, files: Sequence[Path]) -> dict[str, Any]:
         f"There is no pipeline {name!r}.",
         todo=f"{did_you_mean(name, names)}There are: {', '.join(names)}. A recipe of your own is given with -c.",
     )
+
+
+def _check_whole(own: Mapping[str, Any], name: str | None, file: Path, *, first: bool) -> None:
+    """A whole recipe takes nothing from the pipeline named before it or from other files: none may seem to count."""
+    if not first:
+        raise ConfigError(
+            f"{file} is a whole recipe (it has `flow:`): the files before it would not count.",
+            todo="Give it first, and then the files that change it.",
+        )
+    called = own.get("pipeline", None if name in shipped_recipes() else name)
+    if name is not None and called != name:
+        its = f" of the pipeline {called!r}" if called else ""
+        raise ConfigError(
+            f"{file} is a whole recipe{its} (it has `flow:`): nothing of {name!r} would count.",
+            todo=f"Leave {name!r} out to run the file as it is, or take out its `flow:` to have it change {name!r}.",
+        )
 
 
 def _with_paths(value: Any, folder: Path) -> Any:

@@ -256,6 +256,16 @@ def _say_waiting(context: StageContext) -> Any:
 
 def _explain(stage: Stage[Any], fingerprint: Fingerprint, context: StageContext) -> None:
     changed = nearest_difference(context.workspace.stages, stage.name, context.node, fingerprint)
-    if changed:
-        more = f" and {len(changed) - _SHOWN_DIFFERENCES} more" if len(changed) > _SHOWN_DIFFERENCES else ""
-        context.note("made anew because of " + "; ".join(changed[:_SHOWN_DIFFERENCES]) + more)
+    fed = [difference.partition(": ")[0].removeprefix("inputs.") for difference in changed if _is_of_input(difference)]
+    own = [difference for difference in changed if not _is_of_input(difference)]
+    shown = own[:_SHOWN_DIFFERENCES]
+    if len(own) > len(shown):
+        shown.append(f"{len(own) - len(shown)} more")
+    if fed:  # two hashes would tell nobody more
+        shown.append(f"what it reads now of {', '.join(fed)}")
+    if shown:
+        context.note("made anew because of " + "; ".join(shown))
+
+
+def _is_of_input(difference: str) -> bool:
+    return difference.startswith("inputs.")

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pytest
 from tiny_flow import Count, CountConfig, Keep, Square, SquareConfig
 
 from headwater.core.errors import ConfigError
 from headwater.flows.graph import Graph, Node
-from headwater.stages.base import StageConfig
+from headwater.stages.base import Forecast, StageConfig
 
 COUNT = Node("count", Count(CountConfig(rows=5)))
 SQUARE = Node("square", Square(SquareConfig()), {"rows": "count"})
@@ -54,3 +56,21 @@ def test_a_forecast_goes_down_the_graph_and_prefers_rows_that_are_known() -> Non
 def test_the_size_of_a_node_is_its_largest_input_or_what_it_makes() -> None:
     assert COUNT.size({"count": 5}) == 5
     assert KEEP.size({"count": 5, "square": 4, "keep": 2}) == 4
+
+
+class Picky(Count):
+    def forecast(self, rows: Mapping[str, int]) -> Forecast:
+        raise ConfigError(self.config.file or "", todo="Mend it.")
+
+
+def _complaint(file: str, *keys: str) -> str:
+    graph = Graph((Node("count", Picky(CountConfig(file=file)), keys=keys),), dataset="count")
+    with pytest.raises(ConfigError) as caught:
+        graph.forecast({})
+    return str(caught.value)
+
+
+def test_an_error_about_what_a_person_wrote_names_the_stage_and_the_keys_to_look_at() -> None:
+    assert _complaint("No file.", "a", "b.c") == "Stage count (the recipe's `a` and `b.c`): No file. Mend it."
+    assert _complaint("No file.") == "Stage count: No file. Mend it."
+    assert _complaint("Key 'a.file': no file.", "a") == "Key 'a.file': no file. Mend it."

@@ -65,6 +65,34 @@ def test_a_pid_that_somebody_else_got_does_not_make_a_dead_run_look_alive(worksp
     assert run.status == "killed"
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "why"),
+    [
+        ("run.json", '{"a', "can't be read: Unterminated string"),
+        ("run.json", "{}", "it has no 'status'"),
+        ("lineage.json", "[]", "it holds no mapping"),
+        ("recipe.yaml", "a: [", "can't be read"),
+    ],
+)
+def test_a_damaged_file_of_a_run_is_named_with_what_to_do(workspace: Workspace, name: str, text: str, why: str) -> None:
+    run = create_run(workspace, "p", {})
+    (run.path / name).write_text(text)
+
+    with pytest.raises(ConfigError, match=f"p/.*/{name} can't be read") as caught:
+        _ = (find_run(workspace, "p").status, run.lineage, run.recipe)
+    assert why in caught.value.what
+    assert "Run the pipeline again" in caught.value.todo
+
+
+def test_a_run_without_its_recipe_is_still_found(workspace: Workspace) -> None:
+    run = create_run(workspace, "p", {})
+    (run.path / "recipe.yaml").unlink()
+
+    assert find_run(workspace, "p").path == run.path
+    with pytest.raises(ConfigError, match=r"recipe\.yaml can't be read"):
+        _ = run.recipe
+
+
 def test_credentials_in_a_recipe_are_not_written_to_the_run_folder(workspace: Workspace) -> None:
     run = create_run(workspace, "p", {"api_key": "swordfish-swordfish", "url": "https://me:swordfish@host/x.csv"})
 

@@ -153,6 +153,29 @@ def test_a_source_out_of_reach_says_so_at_once(
     assert (ran.code, what in ran.complaint) == (code, True), ran.complaint
 
 
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"seed_data": {"source": "nowhere.jsonl"}}, "Stage seed (the recipe's `seed_data`): There is no file"),
+        ({"measure": {"layer": 99}}, "Stage space (the recipe's `measure` and `sae.train`): There is no layer 99"),
+        (
+            {"sae": {"load": {"source": "nowhere"}}},
+            "Stage space (the recipe's `measure` and `sae.load`): nowhere is neither a path",
+        ),
+        (
+            {"measure": {"model": {"engine": "transformers", "model": "nowhere"}}},
+            "Stage space (the recipe's `measure` and `sae.train`): ",
+        ),
+    ],
+)
+def test_a_value_found_wrong_by_a_stage_is_told_with_the_keys_to_look_at(
+    change: dict[str, Any], told: str, run: RunRecipe, recipe: dict[str, Any]
+) -> None:
+    ran = run(recipe | change)
+    assert ran.code == 2
+    assert told in ran.complaint
+
+
 BAD_VALUES = {
     "missing.delta": -1,
     "missing.delta_quantile": 1.5,

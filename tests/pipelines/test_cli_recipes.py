@@ -123,6 +123,25 @@ def test_a_whole_file_stands_alone_and_is_named_after_itself(tmp_path: Path) -> 
     assert load_recipe("another", [mine]).pipeline == "another"
 
 
+def test_a_whole_file_beside_a_name_that_is_not_its_own_is_refused_as_nothing_of_that_would_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ship(monkeypatch, tmp_path, "squares", "flow: tiny\npipeline: squares\n")
+    mine, part = tmp_path / "mine.yaml", tmp_path / "part.yaml"
+    part.write_text("seed: 4\n")
+
+    mine.write_text("flow: tiny\npipeline: cubes\n")
+    with pytest.raises(ConfigError, match=r"a whole recipe of the pipeline 'cubes' .*nothing of 'squares' would count"):
+        load_recipe("squares", [mine])
+    assert load_recipe("cubes", [mine, part]).seed == 4
+    with pytest.raises(ConfigError, match="the files before it would not count"):
+        load_recipe(None, [part, mine])
+
+    mine.write_text("flow: tiny\nseed: 3\n")
+    with pytest.raises(ConfigError, match=r"a whole recipe \(it has `flow:`\): nothing of 'squares' would count"):
+        load_recipe("squares", [mine])
+
+
 def test_the_resolved_recipe_is_a_recipe_that_means_the_same(tmp_path: Path) -> None:
     mine = tmp_path / "mine.yaml"
     mine.write_text("flow: tiny\ncount: {rows: 7}\n")
