@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +37,9 @@ def _unpickled(path: Path) -> Any:
     import torch
 
     try:
-        return torch.load(path, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch warns of a protocol that it then refuses
+            return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged file ends in errors of any kind; torch's own text advises against the guard
         raise ConfigError(
             f"{path.name} can't be read as plain tensors ({type(error).__name__}).",

@@ -322,6 +322,16 @@ def test_a_file_that_is_no_pickle_is_refused(tmp_path: Path, content: bytes) -> 
         load_space(tmp_path / "a.pth", allow_pickle=True)
 
 
+@pytest.mark.parametrize("protocol", range(2, 6))
+def test_a_pickle_of_any_protocol_is_refused_without_a_warning_before_it(
+    tmp_path: Path, protocol: int, recwarn: pytest.WarningsRecorder
+) -> None:
+    (tmp_path / "a.pth").write_bytes(pickle.dumps({"weight": print}, protocol))
+    with pytest.raises(ConfigError, match=r"a\.pth can't be read as plain tensors"):
+        load_space(tmp_path / "a.pth", allow_pickle=True)
+    assert [str(warning.message) for warning in recwarn] == []
+
+
 @pytest.mark.parametrize("content", [{"weight": 5, "config": 3}, {"W_enc": 1, "W_dec": 2}])
 def test_a_pickle_with_the_right_names_and_wrong_content_is_refused(tmp_path: Path, content: dict[str, Any]) -> None:
     torch.save(content, tmp_path / "a.pth")
